@@ -1,0 +1,146 @@
+"""Opening a core directory: names, modes, sizes and hashes are checked before anything in it is used.
+
+A core holds native code, so it is as trusted as the program itself. Opening refuses links, files that others may write,
+paths that leave the directory, sizes that disagree with the manifest, and, for everything but the weights, wrong hashes.
+Of the weights, size and header are checked at once; `verify=True` hashes every byte.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from flare.core.checksums import sha256_bytes, sha256_chunked
+from flare.core.graph import Graph, decode_graph
+from flare.core.manifest import MANIFEST_CHECKSUM_FILE, MANIFEST_FILE, Manifest, decode_manifest
+from flare.errors import CoreError, InputError
+
+MAX_SMALL_FILE_BYTES = 256 << 20
+WEIGHTS_FILE = "weights.safetensors"
+
+
+class Core:
+    """An opened core: its manifest and the checked bytes of its small files.
+
+    Attributes: `path` (absolute), `manifest`. Files are read once and hashed as read, so what was checked is what is used.
+    """
+
+    def __init__(self, path: Path, manifest: Manifest, manifest_sha256: str, small: dict[str, bytes]) -> None:
+        self.path = path
+        self.manifest = manifest
+        self.manifest_sha256 = manifest_sha256
+        self._small = small
+
+    def read(self, name: str) -> bytes:
+        """Returns the checked bytes of a small file (everything but the weights). Raises KeyError for an unknown name."""
+        return self._small[name]
+
+    def file(self, name: str) -> Path:
+        """Returns the absolute path of a file that the manifest lists."""
+        return self.path / name
+
+    def graph(self, name: str = "step") -> Graph:
+        """Returns a decoded graph. Raises CoreError when the file is malformed."""
+        file = self.manifest.graphs[name]
+        return decode_graph(self.read(file), file)
+
+
+def open_core(path: str | os.PathLike[str], *, verify: bool = False) -> Core:
+    """Opens the core directory at `path` and checks it; `verify` also hashes every byte of the weights.
+
+    Raises InputError when there is no such directory, CoreError naming file, value and remedy when the core is bad.
+    """
+    root = Path(os.path.realpath(path))
+    if not root.is_dir():
+        raise InputError(f"{os.fspath(path)}: no such core directory; `ignition export RECIPE -o {os.fspath(path)}` makes one")
+    _check_mode(root, os.stat(root), str(path))
+    if not (root / MANIFEST_FILE).exists():
+        raise CoreError(f"{os.fspath(path)}: has no {MANIFEST_FILE}, so it is not a core; export it again")
+    data = _read(root, MANIFEST_FILE)
+    digest = sha256_bytes(data)
+    recorded = _read(root, MANIFEST_CHECKSUM_FILE).decode("ascii", "replace").split()
+    if recorded != [digest, MANIFEST_FILE]:
+        raise CoreError(f"{MANIFEST_FILE}: its hash is {digest[:16]}…, {MANIFEST_CHECKSUM_FILE} disagrees; export again")
+    manifest = decode_manifest(data)
+    small: dict[str, bytes] = {}
+    for name, entry in manifest.files.items():
+        if name == WEIGHTS_FILE:
+            _check_weights(root, manifest)
+            continue
+        content = _read(root, name, entry.bytes)
+        if sha256_bytes(content) != entry.hash:
+            raise CoreError(f"{name}: bytes differ from the manifest's hash {entry.hash[:16]}…; export the core again")
+        small[name] = content
+    core = Core(root, manifest, digest, small)
+    if verify:
+        verify_weights(core)
+    return core
+
+
+def verify_weights(core: Core) -> None:
+    """Hashes every byte of the weights. Raises CoreError when they differ from the manifest."""
+    entry = core.manifest.files[WEIGHTS_FILE]
+    if sha256_chunked(core.file(WEIGHTS_FILE)) != entry.hash:
+        raise CoreError(f"{WEIGHTS_FILE}: bytes differ from the manifest's hash {entry.hash[:16]}…; export the core again")
+
+
+def _check_mode(path: Path, status: os.stat_result, shown: str) -> None:
+    if status.st_mode & stat.S_IWOTH:
+        raise CoreError(f"{shown}: others may write it (mode {stat.S_IMODE(status.st_mode):o}); chmod o-w it")
+
+
+def _open(root: Path, name: str) -> int:
+    """Opens a regular file below `root` without following links; returns the descriptor."""
+    directory = root
+    for part in Path(name).parts[:-1]:
+        directory = directory / part
+        status = os.lstat(directory) if os.path.lexists(directory) else None
+        if status is None or not stat.S_ISDIR(status.st_mode):
+            raise CoreError(f"{name}: missing, or a link on the way to it; export the core again")
+        _check_mode(directory, status, str(directory.relative_to(root)))
+    try:
+        file = os.open(root / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    except FileNotFoundError:
+        raise CoreError(f"{name}: missing from the core; export the core again") from None
+    except OSError as error:
+        raise CoreError(f"{name}: cannot be opened without following links ({os.strerror(error.errno or 0)})") from None
+    status = os.fstat(file)
+    if not stat.S_ISREG(status.st_mode):
+        os.close(file)
+        raise CoreError(f"{name}: not a regular file; export the core again")
+    try:
+        _check_mode(root / name, status, name)
+    except CoreError:
+        os.close(file)
+        raise
+    return file
+
+
+def _read(root: Path, name: str, size: int | None = None) -> bytes:
+    file = _open(root, name)
+    with os.fdopen(file, "rb") as stream:
+        found = os.fstat(file).st_size
+        if size is not None and found != size:
+            raise CoreError(f"{name}: {found} bytes, the manifest says {size}; export the core again")
+        if found > MAX_SMALL_FILE_BYTES:
+            raise CoreError(f"{name}: {found} bytes, the limit is {MAX_SMALL_FILE_BYTES}; export the core again")
+        return stream.read()
+
+
+def _check_weights(root: Path, manifest: Manifest) -> None:
+    """Checks the weights' size, and the header by hash: a safetensors header says where each tensor lies."""
+    entry, segments = manifest.files[WEIGHTS_FILE], manifest.segments
+    file = _open(root, WEIGHTS_FILE)
+    with os.fdopen(file, "rb") as stream:
+        size = os.fstat(file).st_size
+        if size != entry.bytes or size != segments.weights_offset + segments.weights_bytes:
+            raise CoreError(
+                f"{WEIGHTS_FILE}: {size} bytes, the manifest says {entry.bytes} "
+                f"({segments.weights_offset} of header, {segments.weights_bytes} of weights); export the core again"
+            )
+        header = stream.read(segments.weights_offset)
+    if len(header) < 8 or int.from_bytes(header[:8], "little") != segments.weights_offset - 8:
+        raise CoreError(f"{WEIGHTS_FILE}: header length disagrees with segments.weights_offset; export the core again")
+    if sha256_bytes(header) != manifest.weights.header_sha256:
+        raise CoreError(f"{WEIGHTS_FILE}: header differs from the manifest's hash; export the core again")

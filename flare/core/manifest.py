@@ -1,0 +1,213 @@
+"""`core.json`: what a core is, what it can serve, and the hash of every file it is made of.
+
+The exporter fills these structs and the runtime decodes into them; unknown fields, missing fields and wrong types are
+refused with the field's path. Field by field, for people: `docs/core-format.md`.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Literal
+
+import msgspec
+
+from flare.errors import CoreError
+
+FORMAT_VERSION = 1
+MANIFEST_FILE = "core.json"
+MANIFEST_CHECKSUM_FILE = "core.sha256"
+
+
+class Struct(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """Base of the manifest's parts."""
+
+
+class Model(Struct):
+    """What was exported. `id` is the name the server shows; `source` says which checkpoint it came from."""
+
+    id: str
+    recipe: str
+    architecture: str
+    source: str
+    vocabulary: int
+    layers: int
+    hidden_size: int
+    parameters: int
+
+
+class Limits(Struct):
+    """Capacities fixed at export, in tokens, slots or rows. The number of kv pages is chosen at load."""
+
+    max_context: int
+    slots: int
+    page_tokens: int
+    max_step_tokens: int
+    max_rows: int
+
+
+class Segments(Struct):
+    """Bytes of each memory segment. `weights_offset` is where the segment starts in `weights.safetensors`."""
+
+    weights_bytes: int
+    weights_offset: int
+    arena_bytes: int
+    io_bytes: int
+    kv_page_bytes: int
+
+
+class Weights(Struct):
+    """How weights are stored. `formats` maps a format to its bytes; `header_sha256` covers the safetensors header."""
+
+    option: str
+    formats: dict[str, int]
+    kv_format: Literal["f16", "f32"]
+    decode_weight_bytes: int
+    header_sha256: str
+
+
+class KernelLibrary(Struct):
+    """One compiled library: the instruction set it needs and what it was compiled with."""
+
+    file: str
+    isa: Literal["x86-64-v4", "x86-64-v3", "generic"]
+    machine: str
+    compiler: str
+    flags: list[str]
+
+
+class Target(Struct):
+    """What the graphs run on."""
+
+    kind: Literal["cpu"]
+    abi: int
+    libraries: list[KernelLibrary]
+
+
+class Tokens(Struct):
+    """Special token ids as the checkpoint's files declare them."""
+
+    bos: int | None
+    eos: list[int]
+    pad: int | None
+    add_bos: bool
+
+
+class Template(Struct):
+    """The chat template and what probing it found. `facts` is the prober's table (docs/core-format.md)."""
+
+    file: str | None
+    source: str | None
+    facts: dict[str, Any]
+
+
+class Sampling(Struct):
+    """Defaults of the sampling fields, where each came from, and their ranges ("open" or name -> [min, max])."""
+
+    defaults: dict[str, Any]
+    sources: dict[str, str]
+    ranges: Literal["open"] | dict[str, Any]
+
+
+class Oracle(Struct):
+    """Which compiled results the oracle holds, by instruction set, and how far they were from the reference."""
+
+    file: str
+    isas: list[str]
+    mean_kl: float
+    max_logprob_error: float
+    top1_agreement: float
+
+
+class File(Struct):
+    """A file of the core. `hash` is SHA-256 over all bytes, or the chunked form (checksums.py) where `chunked` is true."""
+
+    bytes: int
+    hash: str
+    chunked: bool = False
+
+
+class Manifest(Struct):
+    """The whole of `core.json`."""
+
+    format: Literal["flare-core"]
+    version: int
+    exporter: dict[str, str]
+    model: Model
+    target: Target
+    limits: Limits
+    segments: Segments
+    weights: Weights
+    graphs: dict[str, str]
+    tokens: Tokens
+    template: Template
+    sampling: Sampling
+    oracle: Oracle
+    files: dict[str, File]
+
+    def encode(self) -> bytes:
+        """Returns the canonical JSON bytes: sorted keys, two-space indent, a newline at the end."""
+        plain = msgspec.to_builtins(self)
+        return (json.dumps(plain, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n").encode()
+
+
+def decode_manifest(data: bytes, name: str = MANIFEST_FILE) -> Manifest:
+    """Decodes and checks a manifest. Raises CoreError naming the field when anything is off."""
+    try:
+        head = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
+        version = msgspec.json.decode(head.get("version", b"null"))
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise CoreError(f"{name}: not a core's manifest ({_first_line(error)}); export the core again") from None
+    if version != FORMAT_VERSION or isinstance(version, bool):
+        raise CoreError(f"{name}: format version {version!r}, this program reads {FORMAT_VERSION}; export the core again")
+    try:
+        manifest = msgspec.json.decode(data, type=Manifest)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise CoreError(f"{name}: {_first_line(error)}; export the core again") from None
+    _check(manifest, name)
+    return manifest
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0][:200]
+
+
+def _check(manifest: Manifest, name: str) -> None:
+    """Checks what types alone cannot say: ranges and references between fields."""
+
+    def refuse(field: str, value: object, wanted: str) -> None:
+        raise CoreError(f"{name}: {field} is {value!r}, wanted {wanted}; export the core again")
+
+    limits, segments = manifest.limits, manifest.segments
+    for field in limits.__struct_fields__:
+        value = getattr(limits, field)
+        if not 1 <= value < 2**31:
+            refuse(f"limits.{field}", value, "1 to 2^31 - 1")
+    if limits.page_tokens % 16:
+        refuse("limits.page_tokens", limits.page_tokens, "a multiple of 16")
+    if not 1 <= manifest.model.vocabulary < 2**31:
+        refuse("model.vocabulary", manifest.model.vocabulary, "1 to 2^31 - 1")
+    for field in segments.__struct_fields__:
+        value = getattr(segments, field)
+        if not 0 <= value < 2**48:
+            refuse(f"segments.{field}", value, "0 to 2^48 - 1")
+    if segments.weights_offset % 4096:
+        refuse("segments.weights_offset", segments.weights_offset, "a multiple of 4096")
+    if segments.io_bytes < limits.max_rows * manifest.model.vocabulary * 4:
+        refuse("segments.io_bytes", segments.io_bytes, "room for max_rows rows of logits")
+    for path, entry in manifest.files.items():
+        parts = path.split("/")
+        if not path or path.startswith("/") or "\\" in path or "\0" in path or any(p in ("", ".", "..") for p in parts):
+            refuse("files", path, "a relative path without '..'")
+        if entry.bytes < 0 or len(entry.hash) != 64 or not set(entry.hash) <= set("0123456789abcdef"):
+            refuse(f"files[{path!r}]", entry.hash, "a size and 64 hex digits")
+    named = {"weights.safetensors", "tokenizer.json", manifest.oracle.file, *manifest.graphs.values()}
+    named.update(library.file for library in manifest.target.libraries)
+    if manifest.template.file is not None:
+        named.add(manifest.template.file)
+    if missing := sorted(named - manifest.files.keys()):
+        refuse("files", missing[0], "an entry for every file that the manifest names")
+    if "step" not in manifest.graphs:
+        refuse("graphs", sorted(manifest.graphs), "a graph named 'step'")
+    for token in [*manifest.tokens.eos, manifest.tokens.bos, manifest.tokens.pad]:
+        if token is not None and not 0 <= token < manifest.model.vocabulary:
+            refuse("tokens", token, "ids inside the vocabulary")
