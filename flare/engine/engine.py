@@ -1,0 +1,335 @@
+"""The engine thread: takes commands, plans a step, runs it, delivers what it brought.
+
+Callers of any thread talk to it through a queue; everything else belongs to the engine thread alone, so no lock is held
+while a graph runs. It sleeps on the queue when no request is live.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from queue import SimpleQueue
+from time import monotonic
+
+from flare.engine.interface import Replay, ReplayDead
+from flare.engine.request import Delivery, EngineLimits, EngineStats, QueueFull, Request, StopCause
+from flare.engine.sampling import History
+from flare.engine.scheduler import Chunk, Scheduler
+from flare.errors import CoreError, RequestError
+
+_log = logging.getLogger("flare.engine")
+
+STEP_FAILED = "the model failed while it worked on this request; the server goes on, try again"
+ENGINE_FAILED = "the model can run no more requests; the server must be restarted"
+ENGINE_CLOSED = "the server is shutting down"
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Command: end a request with this cause, if it is still live."""
+
+    request_id: int
+    cause: StopCause
+
+
+class Close:
+    """Command: end every request and the thread."""
+
+
+class Engine:
+    """Runs requests on a replay. The caller owns the replay and closes it after `close`.
+
+    `deliver` is called by the engine thread, at most once a step, with all that the step brought; it must return soon
+    and not raise. Exactly one delivery of each submitted request is final.
+    """
+
+    def __init__(self, replay: Replay, limits: EngineLimits, deliver: Callable[[list[Delivery]], None]) -> None:
+        self._replay = replay
+        self._limits = limits
+        self._deliver = deliver
+        sizes = replay.limits
+        self._scheduler = Scheduler(
+            # Every slot has at most one row and at least one token of a step.
+            slots=min(sizes.slots, sizes.max_rows, sizes.max_step_tokens),
+            max_step_tokens=sizes.max_step_tokens,
+            page_tokens=sizes.page_tokens,
+            pages=sizes.kv_pages,
+            context=min(sizes.max_context, sizes.kv_pages * sizes.page_tokens),
+        )
+        self._row_type = replay.sampling._type_
+        self._commands: SimpleQueue[Request | Cancel | Close] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._live: dict[int, Request] = {}  # with the lock: added by submit, taken out by the engine thread
+        self._refusal = ""  # with the lock: why nothing is accepted any more
+        self._failed = False
+        self._closing = False
+        self._thread: threading.Thread | None = None
+        self._deliveries: list[Delivery] = []
+        self._steps = self._generated = self._completed = self._cancelled = self._failures = 0
+
+    # For callers, from any thread
+
+    @property
+    def context_length(self) -> int:
+        """Most tokens of a prompt and its reply together."""
+        return self._scheduler.context
+
+    @property
+    def healthy(self) -> bool:
+        """False once the replay is dead or the engine itself failed; it does not come back."""
+        return not self._failed
+
+    def start(self) -> None:
+        """Starts the thread. Requests may be submitted before."""
+        self._thread = threading.Thread(target=self._run, name="flare-engine", daemon=True)
+        self._thread.start()
+
+    def submit(self, request: Request) -> None:
+        """Queues a request. Raises RequestError: 400 for a request that can never run, 503 (QueueFull among them) for
+        one that cannot be taken now; ValueError if the id is live already."""
+        self._check(request)
+        request.submitted_at = monotonic()
+        slots, waiting = self._scheduler.slots, self._limits.max_waiting
+        with self._lock:
+            if self._refusal:
+                raise RequestError(self._refusal, status=503, type="server_error")
+            if len(self._live) >= slots + waiting:
+                raise QueueFull(len(self._live), slots, waiting)
+            if request.id in self._live:
+                raise ValueError(f"request id {request.id} is live already")
+            self._live[request.id] = request
+            self._commands.put(request)
+
+    def cancel(self, request_id: int, cause: StopCause = StopCause.CANCELLED) -> None:
+        """Ends a request wherever it is, with one final delivery of this cause: the text layer passes STOP_SEQUENCE
+        when it found a stop string. Without effect if the final delivery is already made."""
+        with self._lock:  # never between a submission's two halves
+            self._commands.put(Cancel(request_id, cause))
+
+    def stats(self) -> EngineStats:
+        scheduler = self._scheduler
+        active = len(scheduler.running)
+        return EngineStats(
+            healthy=self.healthy,
+            slots=scheduler.slots,
+            active=active,
+            waiting=max(0, len(self._live) - active),
+            free_pages=scheduler.pool.free,
+            total_pages=scheduler.pool.total,
+            page_tokens=scheduler.page_tokens,
+            steps=self._steps,
+            prefill_tokens=scheduler.prefill_tokens,
+            recomputed_tokens=scheduler.recomputed_tokens,
+            generated_tokens=self._generated,
+            preemptions=scheduler.preemptions,
+            completed=self._completed,
+            cancelled=self._cancelled,
+            failed=self._failures,
+        )
+
+    def close(self) -> None:
+        """Cancels every request, delivers that, and ends the thread. Returns when that is done; may be called twice."""
+        with self._lock:
+            self._refusal = self._refusal or ENGINE_CLOSED
+        self._commands.put(Close())
+        if self._thread is None:
+            self._run()
+        else:
+            self._thread.join()
+
+    def _check(self, request: Request) -> None:
+        """What would make a shared step fail must not get into it."""
+        prompt, context = request.prompt, self._scheduler.context
+        if not prompt:
+            raise RequestError("the prompt is empty, it must have at least 1 token")
+        if len(prompt) >= context:
+            used = len(prompt)
+            raise RequestError(
+                f"the prompt is {used} tokens and the context holds {context}; compact or shorten the conversation",
+                code="context_full",
+                extra={"flare_context": {"tokens_used": used, "context_length": context, "tokens_remaining": 0}},
+            )
+        vocabulary = self._replay.limits.vocabulary
+        if min(prompt) < 0 or max(prompt) >= vocabulary:
+            bad = next(token for token in prompt if not 0 <= token < vocabulary)
+            raise RequestError(f"the prompt has token id {bad}, ids must be from 0 to {vocabulary - 1}")
+        if request.max_new_tokens is not None and request.max_new_tokens < 1:
+            raise RequestError(f"max_tokens is {request.max_new_tokens}, it must be at least 1", param="max_tokens")
+        if not 0 <= request.choice < 2**32:
+            raise RequestError(f"choice is {request.choice}, it must be from 0 to {2**32 - 1}")
+
+    # The engine thread
+
+    def _run(self) -> None:
+        try:
+            while not self._closing:
+                if self._scheduler.idle:
+                    self._scheduler.check_integrity()
+                    self._obey(self._commands.get())
+                while not self._commands.empty():
+                    self._obey(self._commands.get())
+                if not self._closing and not self._scheduler.idle:
+                    self._step()
+                self._flush()
+            for request in list(self._live.values()):
+                self._scheduler.remove(request)
+                self._finish(Delivery(request, [], StopCause.CANCELLED))
+            self._scheduler.check_integrity()
+            self._flush()
+        except Exception as error:
+            if isinstance(error, ReplayDead):
+                _log.error("the engine stops, its replay is dead: %s", error)
+            else:
+                _log.exception("the engine stops, it failed")
+            self._die()
+
+    def _obey(self, command: Request | Cancel | Close) -> None:
+        match command:
+            case Request():
+                row = self._row_type()
+                command.sampling.write(row, command.choice, len(command.prompt))
+                if command.sampling.penalised:
+                    command.history = History(command.prompt)
+                    row.history = command.history.array
+                command.row = row
+                self._scheduler.add(command)
+            case Cancel(request_id, cause):
+                request = self._live.get(request_id)
+                if request is not None:
+                    self._scheduler.remove(request)
+                    self._finish(Delivery(request, [], cause))
+            case Close():
+                self._closing = True
+
+    def _step(self) -> None:
+        chunks = self._scheduler.plan()
+        if not chunks:
+            raise RuntimeError(f"no step for {len(self._live)} live requests")
+        n_tokens, sampled = self._fill(chunks)
+        try:
+            self._replay.step(n_tokens, len(sampled))
+        except ReplayDead:
+            raise
+        except Exception:
+            _log.exception("a step of %d tokens failed; its %d requests end", n_tokens, len(chunks))
+            for chunk in chunks:
+                self._fail(chunk.request)
+            return
+        self._scheduler.commit(chunks)
+        self._steps += 1
+        if sampled:
+            self._sample(sampled)
+
+    def _fill(self, chunks: list[Chunk]) -> tuple[int, list[Request]]:
+        """Writes the step's arrays. Returns the number of tokens, and the requests of the rows in their order."""
+        replay = self._replay
+        tokens, positions, slots, rows = replay.tokens, replay.positions, replay.slots, replay.rows
+        sampled: list[Request] = []
+        end = 0
+        for request, count, wants_row in chunks:
+            start = request.computed
+            if request.mapped != len(request.pages):
+                self._map(request)
+            if count == 1:
+                tokens[end] = request.tokens[start]
+                positions[end] = start
+                slots[end] = request.slot
+                end += 1
+            else:
+                after = end + count
+                tokens[end:after] = request.tokens[start : start + count]
+                positions[end:after] = list(range(start, start + count))
+                slots[end:after] = [request.slot] * count
+                end = after
+            if wants_row:
+                rows[len(sampled)] = end - 1
+                sampled.append(request)
+        return end, sampled
+
+    def _map(self, request: Request) -> None:
+        """Shows the pages that a request got since in its row of the page table."""
+        if not request.admitted_at:
+            request.admitted_at = monotonic()
+        entry = request.slot * self._replay.limits.page_stride
+        self._replay.page_table[entry + request.mapped : entry + len(request.pages)] = request.pages[request.mapped :]
+        request.mapped = len(request.pages)
+
+    def _sample(self, sampled: list[Request]) -> None:
+        sampling = self._replay.sampling
+        for index, request in enumerate(sampled):
+            row = request.row
+            row.position = row.history_len = len(request.tokens)
+            sampling[index] = row
+        try:
+            self._replay.sample(len(sampled))
+        except ReplayDead:
+            raise
+        except CoreError:
+            _log.exception("the logits of some of %d requests give no token; these requests end", len(sampled))
+        except Exception:
+            _log.exception("sampling failed; its %d requests end", len(sampled))
+            for request in sampled:
+                self._fail(request)
+            return
+        self._accept(sampled)
+
+    def _accept(self, sampled: list[Request]) -> None:
+        accept, deliveries = self._scheduler.accept, self._deliveries
+        now = 0.0
+        for request, token in zip(sampled, self._replay.sampled[: len(sampled)], strict=True):
+            if token < 0:
+                self._fail(request)
+                continue
+            self._generated += 1
+            if not request.first_token_at:
+                now = now or monotonic()
+                request.first_token_at = now
+            cause = accept(request, token)
+            if cause is None:
+                if request.history is not None:
+                    request.history.append(token)
+                    request.row.history = request.history.array
+                deliveries.append(Delivery(request, [token]))
+            elif cause is StopCause.STOP_TOKEN:
+                self._finish(Delivery(request, [], cause, stop_token=token))
+            else:
+                self._finish(Delivery(request, [token], cause))
+
+    def _fail(self, request: Request) -> None:
+        self._scheduler.remove(request)
+        self._finish(Delivery(request, [], error=STEP_FAILED))
+
+    def _finish(self, delivery: Delivery) -> None:
+        """Counts a final delivery and queues it; the request is no longer live when the caller sees it."""
+        request = delivery.request
+        request.finished_at = monotonic()
+        request.row = request.history = None
+        with self._lock:
+            del self._live[request.id]
+        if delivery.error is not None:
+            self._failures += 1
+        elif delivery.finished is StopCause.CANCELLED:
+            self._cancelled += 1
+        else:
+            self._completed += 1
+        self._deliveries.append(delivery)
+
+    def _flush(self) -> None:
+        if self._deliveries:
+            deliveries, self._deliveries = self._deliveries, []
+            self._deliver(deliveries)
+
+    def _die(self) -> None:
+        """Fails every live request, those still in the command queue too: they are live since `submit`."""
+        with self._lock:
+            self._failed = True
+            self._refusal = ENGINE_FAILED
+        self._scheduler.clear()
+        for request in list(self._live.values()):
+            self._finish(Delivery(request, [], error=ENGINE_FAILED))
+        try:
+            self._flush()
+        except Exception:
+            _log.exception("the last deliveries failed")

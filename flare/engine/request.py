@@ -1,0 +1,147 @@
+"""A request, its causes of ending, and what the engine delivers of it."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import Any
+
+from flare.engine.sampling import History, SamplingParams
+from flare.errors import RequestError
+
+
+class StopCause(enum.Enum):
+    """Why a reply ended; the values are the API's `stop_reason`."""
+
+    STOP_TOKEN = "stop_token"
+    STOP_SEQUENCE = "stop_sequence"
+    MAX_TOKENS = "max_tokens"
+    CONTEXT_FULL = "context_full"
+    CANCELLED = "cancelled"
+
+
+class QueueFull(RequestError):
+    """As many requests wait as the engine's limit allows."""
+
+    def __init__(self, live: int, slots: int, waiting: int) -> None:
+        super().__init__(
+            f"the server holds {live} requests, its limit is {slots} running and {waiting} waiting; try again later",
+            status=503,
+            type="server_error",
+            code="queue_full",
+        )
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One reply to be generated. The caller sets the first group and reads the rest once the final delivery is there;
+    until then the rest belongs to the engine thread.
+
+    `max_new_tokens` counts reply tokens, at least 1. None leaves only the context as the limit, and is the way to ask
+    for that: a number that ends just where the context does is reported as MAX_TOKENS. `stop_tokens` are the ids
+    whose generation ends the reply, the model's own included unless the request ignores them. `choice` numbers the
+    replies to one prompt; it keys the draws together with the seed. `sink` is the caller's, the engine never looks
+    at it.
+    """
+
+    id: int
+    prompt: list[int]
+    max_new_tokens: int | None
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    choice: int = 0
+    stop_tokens: frozenset[int] = frozenset()
+    sink: Any = None
+
+    # Set by Engine: moments in seconds of the monotonic clock, 0.0 until they come.
+    submitted_at: float = field(init=False, default=0.0)
+    admitted_at: float = field(init=False, default=0.0)
+    first_token_at: float = field(init=False, default=0.0)
+    finished_at: float = field(init=False, default=0.0)
+    # Set by Engine: the row that native sampling reads, and the tokens it reads when a penalty is active.
+    row: Any = field(init=False, default=None)
+    history: History | None = field(init=False, default=None)
+    # Set by Engine: how many of `pages` its row of the page table shows. Scheduler sets it back with the pages.
+    mapped: int = field(init=False, default=0)
+
+    # Set by Scheduler.add: prompt and reply so far; how long that may become, and the cause of ending there.
+    tokens: list[int] = field(init=False, default_factory=list)
+    limit: int = field(init=False, default=0)
+    limit_cause: StopCause = field(init=False, default=StopCause.MAX_TOKENS)
+    # Set by Scheduler while it runs: its slot (-1 while it waits), its pages in order of positions, how many tokens
+    # those pages could hold, and the number of tokens whose keys and values they do hold.
+    slot: int = field(init=False, default=-1)
+    pages: list[int] = field(init=False, default_factory=list)
+    capacity: int = field(init=False, default=0)
+    computed: int = field(init=False, default=0)
+    # Set by Scheduler: prompt tokens counted as prefilled, those taken from a cache, how often it lost its pages.
+    prefilled: int = field(init=False, default=0)
+    cached_tokens: int = field(init=False, default=0)
+    preemptions: int = field(init=False, default=0)
+
+    @property
+    def generated(self) -> int:
+        """Reply tokens so far, a terminating stop token included: the completion tokens of usage."""
+        return max(0, len(self.tokens) - len(self.prompt))
+
+    @property
+    def queued_seconds(self) -> float:
+        """From submission to a slot; for a request that never got one, to its end."""
+        return (self.admitted_at or self.finished_at) - self.submitted_at
+
+    @property
+    def prefill_seconds(self) -> float:
+        """From a slot to the first token; 0.0 without a token."""
+        return self.first_token_at - self.admitted_at if self.first_token_at else 0.0
+
+    @property
+    def decode_seconds(self) -> float:
+        """From the first token to the end; 0.0 without a token."""
+        return self.finished_at - self.first_token_at if self.first_token_at else 0.0
+
+
+@dataclass(slots=True, eq=False)
+class Delivery:
+    """What one step brought for one request. Exactly one delivery of a request is final.
+
+    `tokens` are the reply's new tokens. A terminating stop token is no part of the text: it comes as `stop_token` and
+    is counted by `Request.generated`. `error` is one line that may be shown to a client; it excludes `finished`.
+    """
+
+    request: Request
+    tokens: list[int]
+    finished: StopCause | None = None
+    error: str | None = None
+    stop_token: int | None = None
+
+    @property
+    def final(self) -> bool:
+        return self.finished is not None or self.error is not None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLimits:
+    """Bounds that the operator chooses. `max_waiting`: requests held beyond those that fill every slot."""
+
+    max_waiting: int = 256
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """Counters from the engine's start, and gauges. Exact whenever no request is live; during a step, the gauges and
+    counters of one snapshot may be a step apart."""
+
+    healthy: bool
+    slots: int
+    active: int
+    waiting: int
+    free_pages: int
+    total_pages: int
+    page_tokens: int
+    steps: int
+    prefill_tokens: int
+    recomputed_tokens: int
+    generated_tokens: int
+    preemptions: int
+    completed: int
+    cancelled: int
+    failed: int

@@ -1,0 +1,86 @@
+"""Kernel libraries of `fake_kernels.cc`, compiled once a run, and programs over them: the native runtime without a model."""
+
+from __future__ import annotations
+
+import ctypes
+import tempfile
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from flare.replay.cpu import CpuArg, CpuNode, CpuProgram, CpuReplay, best_isa
+from ignition.targets.cpu.compile import compile_libraries
+from ignition.targets.cpu.source import headers
+
+SOURCE = Path(__file__).parent / "fake_kernels.cc"
+ISAS = ("x86-64-v4", "x86-64-v3", "generic")
+
+
+@cache
+def _folder() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="fake-kernels-")
+
+
+def fake_library(isa: str = "") -> Path:
+    """The library of an ISA level; the best of this machine by default."""
+    return _compiled(isa or best_isa(ISAS))
+
+
+@cache
+def _compiled(isa: str) -> Path:
+    source = SOURCE.read_text().replace("FAKE_ISA", f'"{isa}"')
+    path = Path(_folder().name) / f"{isa}.so"
+    path.write_bytes(compile_libraries({isa: source}, headers())[isa].data)
+    return path
+
+
+def node(kernel: str, phase: int, *args: CpuArg) -> CpuNode:
+    return CpuNode(kernel, phase, args)
+
+
+def program(nodes: Sequence[CpuNode], *, library: Path | None = None, **changes: Any) -> CpuProgram:
+    """A program with small limits. io has 1024 bytes of logits and 64 KiB behind them; weights are 0, 1, 2, ... as f32."""
+    weights = aligned((ctypes.c_float * 65536)(*range(65536)))
+    fields: dict[str, Any] = dict(
+        library=library or fake_library(),
+        nodes=nodes,
+        weights=weights,
+        weights_offset=0,
+        weights_bytes=len(weights),
+        arena_bytes=65536,
+        io_bytes=1024 + 65536,
+        logits_offset=0,
+        kv_page_bytes=128,
+        vocabulary=64,
+        max_context=160,
+        slots=4,
+        max_step_tokens=64,
+        max_rows=4,
+        page_tokens=16,
+    )
+    return CpuProgram(**(fields | changes))
+
+
+def aligned(data: Any) -> memoryview:
+    """A copy of the bytes at an address that is a multiple of 64."""
+    size = ctypes.sizeof(data) if isinstance(data, ctypes.Array) else len(data)
+    block = (ctypes.c_char * (size + 64))()
+    start = -ctypes.addressof(block) % 64
+    view = memoryview(block)[start : start + size]
+    view.cast("B")[:] = memoryview(data).cast("B")
+    return view
+
+
+def io(replay: CpuReplay, kind: Any, count: int, offset: int = 1024) -> Any:
+    """`count` elements of the io segment at `offset` (logits lie before 1024), as a ctypes array over the memory itself."""
+    address = replay._library.flare_logits(replay._handle) + offset
+    return (kind * count).from_address(address)
+
+
+def fill(replay: CpuReplay, tokens: Sequence[int], *, slot: int = 0, position: int = 0) -> None:
+    """Writes one slot's tokens from `position` on, on pages slot * 10, slot * 10 + 1, ..."""
+    for i, token in enumerate(tokens):
+        replay.tokens[i], replay.positions[i], replay.slots[i] = token, position + i, slot
+    stride = replay.limits.page_stride
+    replay.page_table[slot * stride : (slot + 1) * stride] = range(slot * 10, slot * 10 + stride)
