@@ -1,0 +1,73 @@
+"""Lowered graphs: kernel calls over buffers, before they have addresses. Targets make them, planning places them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from flare.core.manifest import Limits
+
+GROUP = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """A temporary: `count` is "T" or "R", `width` elements a row, stored as f32 ("float") or int8 groups ("quant")."""
+
+    id: int
+    count: str
+    width: int
+    storage: str
+    output: bool = False
+
+    def row_bytes(self) -> int:
+        return quantised_row_bytes(self.width) if self.storage == "quant" else 4 * self.width
+
+    def bytes(self, limits: Limits) -> int:
+        return self.row_bytes() * (limits.max_step_tokens if self.count == "T" else limits.max_rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """A packed weight, by its recipe name."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class PageRange:
+    """Bytes inside each kv page."""
+
+    offset: int
+    bytes: int
+
+
+Operand = Buffer | Weight | PageRange | None
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One kernel call. `kernel` is the C++ type; `reads`/`writes` name buffers ("%id") and kv state, for ordering.
+
+    `in_place` is (output, residual) where the kernel allows both to be the same memory.
+    """
+
+    kernel: str
+    label: str
+    operands: tuple[Operand, ...]
+    reads: frozenset[str]
+    writes: frozenset[str]
+    in_place: tuple[int, int] | None = None
+
+
+@dataclass(slots=True)
+class Lowered:
+    """What lowering returns: calls in order, their buffers by id, bytes of one kv page."""
+
+    calls: list[Call] = field(default_factory=list)
+    buffers: list[Buffer] = field(default_factory=list)
+    kv_page_bytes: int = 0
+
+
+def quantised_row_bytes(width: int) -> int:
+    """Bytes of one row of `width` int8 activations with scale, sum and correction for each group of 32."""
+    return -(-(width + 12 * (width // GROUP)) // 64) * 64
