@@ -154,7 +154,10 @@ struct Parts {
     auto* words = at<uint32_t>(arg[0]);
     const Philox philox(words[2], words[3], words[4], words[5], words[0], words[1]);
     memcpy(words, philox.word, sizeof philox.word);
-    for (int32_t i = 0; i < 4096; i += 16) exp_nonpositive(*reinterpret_cast<Float16*>(at<float>(arg[1]) + i));
+    for (int32_t i = 0; i < 4096; i += exponential::kWidth) {
+      auto& lanes = *reinterpret_cast<exponential::Floats*>(at<float>(arg[1]) + i);
+      lanes = exponential::exp_nonpositive(lanes);
+    }
   }
 };
 
