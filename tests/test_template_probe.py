@@ -1,0 +1,212 @@
+"""Facts about templates whose abilities are known because they were written for this."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from flare.errors import InputError
+from ignition.template_probe import probe_template
+from tests.text import templates
+
+SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
+
+
+def probe(source: str | None) -> dict[str, Any]:
+    facts = probe_template(source, file=None if source is None else "chat_template.jinja", special_tokens=SPECIAL)
+    assert json.loads(json.dumps(facts)) == facts
+    return facts
+
+
+def level(
+    id: str, thinks: bool | None, effort: str | None, instruction: str | None, opens: bool, default: bool
+) -> dict:
+    return {
+        "id": id,
+        "enable_thinking": thinks,
+        "reasoning_effort": effort,
+        "instruction": instruction,
+        "opens_reasoning": opens,
+        "default": default,
+    }
+
+
+NOTHING = {"supported": False, "source": None, "toggle": None, "effort": None, "default_level": None, "levels": []}
+
+
+def test_a_switch_and_efforts() -> None:
+    facts = probe(templates.EFFORTS)
+    assert facts["thinking"] == {
+        "supported": True,
+        "source": "chat_template.jinja",
+        "toggle": "enable_thinking",
+        "effort": "reasoning_effort",
+        "default_level": "deep",
+        "levels": [
+            level("none", False, None, None, False, False),
+            level("deep", True, "deep", "Effort is deep. Check every step.", True, True),
+            level("usual", True, "usual", None, True, False),
+            level("brief", True, "brief", "Effort is brief. Answer soon.", True, False),
+        ],
+    }
+    assert facts["generation_prompts"] == {
+        "": "<|im_start|>assistant\n<think>\n",
+        "none": "<|im_start|>assistant\n<think>\n\n</think>\n\n",
+        "deep": "<|im_start|>assistant\n<think>\n",
+        "usual": "<|im_start|>assistant\n<think>\n",
+        "brief": "<|im_start|>assistant\n<think>\n",
+    }
+    assert facts["variables"] == ["enable_thinking", "reasoning_effort"]
+
+
+def test_a_switch_alone() -> None:
+    thinking = probe(templates.SWITCHED)["thinking"]
+    assert (thinking["toggle"], thinking["effort"], thinking["default_level"]) == ("enable_thinking", None, "on")
+    assert thinking["levels"] == [
+        level("none", False, None, None, False, False),
+        level("on", True, None, None, True, True),
+    ]
+
+
+def test_efforts_alone_that_all_say_something() -> None:
+    thinking = probe(templates.MAPPED)["thinking"]
+    assert (thinking["toggle"], thinking["effort"], thinking["default_level"]) == (None, "reasoning_effort", "low")
+    assert thinking["levels"] == [
+        level("low", None, "low", "Reasoning: low.", False, True),
+        level("high", None, "high", "Reasoning: high.", False, False),
+    ]
+
+
+@pytest.mark.parametrize("name", ["CHATML", "STRICT", "DATED", "MARKED"])
+def test_no_thinking_controls(name: str) -> None:
+    assert probe(getattr(templates, name))["thinking"] == NOTHING | {"source": "chat_template.jinja"}
+
+
+def test_a_variable_that_changes_nothing_is_no_control() -> None:
+    source = templates.CHATML + "{% if enable_thinking %}{% endif %}{% set x = reasoning_effort %}"
+    assert not probe(source)["thinking"]["supported"]
+
+
+@pytest.mark.parametrize(
+    ("comparison", "efforts"),
+    [
+        ("{% if reasoning_effort == 'a' or reasoning_effort == 'b' %}x{% endif %}", ["a", "b"]),
+        ("{% if reasoning_effort not in ['b', 'a'] %}x{% endif %}", ["b", "a"]),
+        ("{% set e = reasoning_effort | lower %}{% if 'a' == e %}x{% elif e == 'c' %}y{% endif %}", ["a", "c"]),
+        ("{% set e = reasoning_effort or 'a' %}{{ {'a': 1, 'b': 2}[e] }}", ["a", "b"]),
+        ("{% set m = {'a': 1, 'b': 2} %}{{ m.get(reasoning_effort, 0) }}", ["a", "b"]),
+        ("{% if x == 'z' or messages[0].role == 'user' %}{{ reasoning_effort }}{% endif %}", []),
+        (
+            "{% if reasoning_effort == 'a' %}{{ raise_exception('no') }}{% elif reasoning_effort == 'b' %}x{% endif %}",
+            ["b"],
+        ),
+    ],
+)
+def test_efforts_are_what_the_template_compares_with_in_its_order(comparison: str, efforts: list[str]) -> None:
+    thinking = probe(templates.CHATML + comparison)["thinking"]
+    assert [each["id"] for each in thinking["levels"]] == efforts
+    assert thinking["effort"] == ("reasoning_effort" if efforts else None)
+
+
+@pytest.mark.parametrize(
+    ("name", "system", "developer"),
+    [
+        ("CHATML", {"leading": "renders", "inline": "renders", "default": "Be helpful."}, "renders"),
+        ("STRICT", {"leading": "renders", "inline": "raises", "default": None}, "raises"),
+        ("SWITCHED", {"leading": "renders", "inline": "raises", "default": None}, "raises"),
+        ("EFFORTS", {"leading": "renders", "inline": "omits", "default": None}, "renders"),
+        ("MARKED", {"leading": "omits", "inline": "omits", "default": None}, "renders"),
+    ],
+)
+def test_system_and_developer_messages(name: str, system: dict[str, Any], developer: str) -> None:
+    facts = probe(getattr(templates, name))
+    assert facts["system"] == system
+    assert facts["developer"] == developer
+    assert facts["inline_system"] is (system["inline"] == "renders")
+
+
+def test_a_system_message_that_is_hoisted() -> None:
+    source = (
+        "{% for m in messages if m.role == 'system' %}{{ m.content }}{% endfor %}"
+        "{% for m in messages if m.role != 'system' %}<|{{ m.role }}|>{{ m.content }}{% endfor %}"
+    )
+    facts = probe(source)
+    assert facts["system"]["inline"] == "moves"
+    assert not facts["inline_system"]
+    assert facts["generation_prompt_switch"] is False
+
+
+@pytest.mark.parametrize(
+    ("name", "continuation"),
+    [
+        ("CHATML", {"supported": True, "tail": "<|im_end|>\n", "trims": False}),
+        ("STRICT", {"supported": True, "tail": "</s>", "trims": True}),
+        ("SWITCHED", {"supported": True, "tail": "<|im_end|>\n", "trims": True}),
+        ("DATED", {"supported": True, "tail": "<|eot|>", "trims": True}),
+    ],
+)
+def test_continuing_a_final_assistant_message(name: str, continuation: dict[str, Any]) -> None:
+    assert probe(getattr(templates, name))["continuation"] == continuation
+
+
+def test_a_final_assistant_message_that_is_refused() -> None:
+    source = templates.CHATML + "{% if messages[-1].role == 'assistant' %}{{ raise_exception('no') }}{% endif %}"
+    assert probe(source)["continuation"] == {"supported": False, "tail": None, "trims": False}
+
+
+@pytest.mark.parametrize(
+    ("name", "tools"),
+    [
+        ("CHATML", {"declared": False, "calls": False, "results": False, "arguments": None}),
+        ("SWITCHED", {"declared": True, "calls": True, "results": True, "arguments": "mapping"}),
+        ("DATED", {"declared": True, "calls": True, "results": True, "arguments": "mapping"}),
+        ("MARKED", {"declared": False, "calls": True, "results": True, "arguments": "string"}),
+    ],
+)
+def test_tools(name: str, tools: dict[str, Any]) -> None:
+    assert probe(getattr(templates, name))["tools"] == tools
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("CHATML", {"string": True, "parts": False}),
+        ("SWITCHED", {"string": True, "parts": True}),
+        ("MARKED", {"string": False, "parts": True}),
+        ("MAPPED", {"string": True, "parts": False}),
+    ],
+)
+def test_forms_of_content(name: str, content: dict[str, bool]) -> None:
+    assert probe(getattr(templates, name))["content"] == content
+
+
+def test_variables_are_those_that_a_request_could_set() -> None:
+    assert probe(templates.DATED)["variables"] == ["date_string"]
+    assert probe(templates.CHATML)["variables"] == []
+
+
+def test_a_model_without_a_template() -> None:
+    facts = probe(None)
+    assert facts["thinking"] == NOTHING
+    assert facts.keys() == probe(templates.CHATML).keys()
+    assert not facts["inline_system"]
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("a\n{% frobnicate %}", r"^chat_template\.jinja line 2: .*frobnicate"),
+        ("a\n\n{{ messages[0].missing.content }}", r"^chat_template\.jinja line 3: .*messages\[0\]\.missing\.content"),
+        ("{{ raise_exception('never') }}", r"^chat_template\.jinja: .*never"),
+        ("nothing of the conversation", r"^chat_template\.jinja: .*left out"),
+        (
+            "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+            r"^chat_template\.jinja: .*steps",
+        ),
+    ],
+)
+def test_an_unusable_template_is_named_with_line_and_construct(source: str, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        probe(source)
