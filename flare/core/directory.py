@@ -53,7 +53,9 @@ def open_core(path: str | os.PathLike[str], *, verify: bool = False) -> Core:
     """
     root = Path(os.path.realpath(path))
     if not root.is_dir():
-        raise InputError(f"{os.fspath(path)}: no such core directory; `ignition export RECIPE -o {os.fspath(path)}` makes one")
+        raise InputError(
+            f"{os.fspath(path)}: no such core directory; `ignition export RECIPE -o {os.fspath(path)}` makes one"
+        )
     _check_mode(root, os.stat(root), str(path))
     if not (root / MANIFEST_FILE).exists():
         raise CoreError(f"{os.fspath(path)}: has no {MANIFEST_FILE}, so it is not a core; export it again")
@@ -61,7 +63,9 @@ def open_core(path: str | os.PathLike[str], *, verify: bool = False) -> Core:
     digest = sha256_bytes(data)
     recorded = _read(root, MANIFEST_CHECKSUM_FILE).decode("ascii", "replace").split()
     if recorded != [digest, MANIFEST_FILE]:
-        raise CoreError(f"{MANIFEST_FILE}: its hash is {digest[:16]}…, {MANIFEST_CHECKSUM_FILE} disagrees; export again")
+        raise CoreError(
+            f"{MANIFEST_FILE}: its hash is {digest[:16]}…, {MANIFEST_CHECKSUM_FILE} disagrees; export again"
+        )
     manifest = decode_manifest(data)
     small: dict[str, bytes] = {}
     for name, entry in manifest.files.items():
@@ -82,7 +86,9 @@ def verify_weights(core: Core) -> None:
     """Hashes every byte of the weights. Raises CoreError when they differ from the manifest."""
     entry = core.manifest.files[WEIGHTS_FILE]
     if sha256_chunked(core.file(WEIGHTS_FILE)) != entry.hash:
-        raise CoreError(f"{WEIGHTS_FILE}: bytes differ from the manifest's hash {entry.hash[:16]}…; export the core again")
+        raise CoreError(
+            f"{WEIGHTS_FILE}: bytes differ from the manifest's hash {entry.hash[:16]}…; export the core again"
+        )
 
 
 def _check_mode(path: Path, status: os.stat_result, shown: str) -> None:

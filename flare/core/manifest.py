@@ -158,7 +158,9 @@ def decode_manifest(data: bytes, name: str = MANIFEST_FILE) -> Manifest:
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise CoreError(f"{name}: not a core's manifest ({_first_line(error)}); export the core again") from None
     if version != FORMAT_VERSION or isinstance(version, bool):
-        raise CoreError(f"{name}: format version {version!r}, this program reads {FORMAT_VERSION}; export the core again")
+        raise CoreError(
+            f"{name}: format version {version!r}, this program reads {FORMAT_VERSION}; export the core again"
+        )
     try:
         manifest = msgspec.json.decode(data, type=Manifest)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:

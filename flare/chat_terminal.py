@@ -1,0 +1,121 @@
+"""`flare chat`: a conversation in the terminal, or one answer on standard output."""
+
+from __future__ import annotations
+
+import sys
+import time
+from queue import SimpleQueue
+from typing import TextIO
+
+from flare.config import RuntimeSettings
+from flare.conversation import Conversation, Event, Failed, Finished, GenerationRequest, Message
+from flare.errors import InputError, RequestError
+from flare.runtime import Runtime
+
+HELP = "Ctrl-C stops an answer, /clear forgets the conversation, /exit leaves."
+CUT = {"max_tokens": "cut at the token limit", "context_full": "the context is full; /clear starts again"}
+
+
+class Terminal:
+    """One conversation with a runtime. `out` gets the answers, `notes` (None: nobody) what is said about them."""
+
+    def __init__(self, runtime: Runtime, out: TextIO, notes: TextIO | None) -> None:
+        self.runtime = runtime
+        self.out = out
+        self.notes = notes
+        self.messages: list[Message] = []
+        self._batches: SimpleQueue[list] = SimpleQueue()
+        runtime.start(self._batches.put)
+
+    def ask(self, text: str) -> None:
+        """Answers `text` and remembers both. An interrupted answer is kept as far as it came.
+
+        Raises RequestError when the request is refused or fails; the conversation is then as before.
+        """
+        asked = [*self.messages, Message("user", text)]
+        request = GenerationRequest(prompts=[Conversation(asked)], prompt_field="messages")
+        arrived_at = time.monotonic()
+        prepared = self.runtime.prepare(request)
+        events: list[Event] = []
+        answer = self.runtime.submit(prepared, events.append, arrived_at)
+        pieces: list[str] = []
+        end: Finished | None = None
+        try:
+            while not answer.ended:
+                self.runtime.receive(self._batches.get())
+                for event in events:
+                    if isinstance(event, Failed):
+                        raise event.error
+                    pieces.append(event.text)
+                    self.out.write(event.text)
+                    if isinstance(event, Finished):
+                        end = event
+                self.out.flush()
+                events.clear()
+        except KeyboardInterrupt:
+            answer.cancel()
+        self.out.write("\n")
+        self.out.flush()
+        self.messages = [*asked, Message("assistant", "".join(pieces))]
+        self._note(end)
+
+    def _note(self, end: Finished | None) -> None:
+        if self.notes is None:
+            return
+        if end is None:
+            print("(stopped)", file=self.notes)
+            return
+        times = end.timings
+        parts = [f"{end.completion_tokens} tokens", f"first after {times.first_token * 1e3:.0f} ms"]
+        if times.predicted > 0 and end.completion_tokens > 1:
+            parts.append(f"{(end.completion_tokens - 1) / times.predicted:.1f} tokens/s")
+        if end.cause in CUT:
+            parts.append(CUT[end.cause])
+        print(f"({', '.join(parts)})", file=self.notes)
+
+    def converse(self) -> None:
+        """Reads turns until /exit or the end of input."""
+        print(f"{self.runtime.model.id}: {HELP}", file=self.notes)
+        while True:
+            try:
+                text = input("> ").strip()
+            except EOFError:
+                print(file=self.notes)
+                return
+            except KeyboardInterrupt:
+                print(file=self.notes)
+                continue
+            if text in ("/exit", "/quit"):
+                return
+            if text == "/clear":
+                self.messages = []
+            elif text:
+                try:
+                    self.ask(text)
+                except RequestError as error:
+                    print(f"flare: {error}", file=self.notes)
+
+
+def run(settings: RuntimeSettings, prompt: str | None) -> None:
+    """Answers `prompt`, or what is piped in, once; with neither, talks. Raises FlareError when it cannot."""
+    talking = prompt is None and sys.stdin.isatty()
+    if prompt is None and not talking:
+        prompt = sys.stdin.read()
+    if prompt is not None and not prompt.strip():
+        raise InputError("the prompt is empty; give it as an argument or on standard input")
+    runtime = Runtime.load(settings)
+    if not runtime.model.has_template:
+        runtime.close()
+        raise InputError(
+            f"{settings.core}: this core has no chat template; `flare serve` answers /v1/completions with it"
+        )
+    try:
+        terminal = Terminal(runtime, sys.stdout, sys.stderr if talking else None)
+        if talking:
+            import readline  # noqa: F401  line editing and history for input()
+
+            terminal.converse()
+        elif prompt is not None:
+            terminal.ask(prompt)
+    finally:
+        runtime.close()

@@ -1,0 +1,112 @@
+"""Settings of `flare serve` and `flare chat`: their defaults, units and bounds, and how sizes are read."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from flare.errors import InputError
+
+MIB = 1 << 20
+UNITS = {
+    "": 1,
+    "B": 1,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "KIB": 1 << 10,
+    "MIB": MIB,
+    "GIB": 1 << 30,
+    "TIB": 1 << 40,
+}
+KEY_FILE_BYTES = 4096
+MAX_THREADS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class MemorySize:
+    """An amount of memory: `bytes`, or a `share` (0 to 1) of what is free when the core is loaded."""
+
+    bytes: int | None = None
+    share: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuntimeSettings:
+    """How a core is loaded: `threads` counts kernel threads, `max_tokens` caps the tokens of one answer."""
+
+    core: str
+    threads: int
+    kv_memory: MemorySize | None = None
+    huge_pages: bool = False
+    verify: bool = False
+    aliases: tuple[str, ...] = ()
+    max_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerSettings:
+    """How the HTTP server listens and what it bounds.
+
+    `max_body_bytes` holds for the body as sent and as decoded. `max_requests` bounds the generation choices that are
+    admitted at a time: running, queued, or finished and not yet read. `frontend_threads` decode, render and tokenize.
+    `body_silence_s` is how long a body may pause before the request is refused, `keepalive_comment_s` how long a stream
+    is silent before a comment is sent, `shutdown_s` how long the last bytes may take.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    api_key: str = ""
+    max_body_bytes: int = 32 * MIB
+    max_requests: int = 1024
+    frontend_threads: int = 2
+    body_silence_s: float = 30.0
+    keepalive_comment_s: float = 15.0
+    shutdown_s: float = 5.0
+
+
+def parse_memory_size(text: str) -> MemorySize:
+    """Reads "2GiB", "1500MB", "4096" (bytes) or "40%" of free memory. Raises InputError naming the option."""
+    value = text.strip()
+    number = value.rstrip("%BKMGTIbkmgti ")
+    unit = value[len(number) :].strip().upper()
+    try:
+        amount = float(number)
+    except ValueError:
+        amount = -1.0
+    if unit == "%" and 0 < amount <= 95:
+        return MemorySize(share=amount / 100)
+    if unit in UNITS and 0 < amount * UNITS[unit] < 2**48:
+        return MemorySize(bytes=int(amount * UNITS[unit]))
+    raise InputError(f"--kv-memory {text!r}: wanted a size such as 2GiB or 800MB, or a percentage up to 95%")
+
+
+def read_api_key(path: Path) -> str:
+    """Reads the serving key: the file's text without surrounding white space; empty means that no key is asked for.
+
+    Raises InputError when the file cannot be read or does not hold one line of printable ASCII.
+    """
+    try:
+        with path.open("rb") as file:
+            data = file.read(KEY_FILE_BYTES + 1)
+    except OSError as error:
+        raise InputError(f"--api-key-file {path}: cannot be read ({error.strerror})") from None
+    if len(data) > KEY_FILE_BYTES:
+        raise InputError(f"--api-key-file {path}: longer than {KEY_FILE_BYTES} bytes; it holds nothing but the key")
+    key = data.strip()
+    if any(byte < 33 or byte > 126 for byte in key):
+        raise InputError(f"--api-key-file {path}: the key is one word of printable ASCII characters")
+    return key.decode("ascii")
+
+
+def usable_cpus() -> int:
+    """How many CPUs this process may keep busy: its affinity mask, bounded by the control group's quota."""
+    cpus = len(os.sched_getaffinity(0))
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        if quota != "max":
+            cpus = min(cpus, max(1, int(quota) // int(period)))
+    except (OSError, ValueError):
+        pass  # no such file outside control groups
+    return max(1, min(cpus, MAX_THREADS))

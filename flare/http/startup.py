@@ -1,0 +1,143 @@
+"""`flare serve`: the port first, then the core beside the imports, then listening; and where the time went."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from flare.config import RuntimeSettings, ServerSettings
+from flare.errors import InputError
+from flare.report import Laps, start_report
+
+if TYPE_CHECKING:
+    from flare.http.server import Server
+    from flare.runtime import Runtime
+
+SWITCH_INTERVAL_S = 0.0005
+"""The engine's thread and the event loop share the interpreter: one that waits for it gets it after this time. The
+default of 5 ms would be added to a step whenever the loop is busy."""
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Returns a bound socket that does not listen yet. Raises InputError naming the address when it cannot be had."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except OSError:
+        raise InputError(f"--host {host}: not the name or address of this machine") from None
+    family, kind, protocol, _, address = found[0]
+    sock = socket.socket(family, kind, protocol)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+    except OSError as error:
+        sock.close()
+        raise InputError(f"cannot listen on {host} port {port}: {error.strerror}; choose another --port") from None
+    return sock
+
+
+class Loading:
+    """A runtime that is loaded on another thread: the tokenizer and the kernels are native code, so that this overlaps
+    with the import of the HTTP library."""
+
+    def __init__(self, load: Callable[[Laps], Runtime]) -> None:
+        self.laps = Laps()
+        self._load = load
+        self._runtime: Runtime | None = None
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="flare-load")
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._runtime = self._load(self.laps)
+        except BaseException as error:
+            self._error = error
+
+    def result(self) -> Runtime:
+        """Waits for the runtime. Raises what loading raised."""
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+        assert self._runtime is not None
+        return self._runtime
+
+
+def import_http_library() -> None:
+    """Imports the server's side of the program, aiohttp with it.
+
+    On import aiohttp reads all of the system's CA certificates, for its client: 50 ms. This program connects to nobody,
+    so they are hidden from it for that moment.
+    """
+    names = ("SSL_CERT_FILE", "SSL_CERT_DIR")
+    before = {name: os.environ.get(name) for name in names}
+    os.environ.update(dict.fromkeys(names, os.devnull))
+    try:
+        import flare.http.server  # noqa: F401
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def serve(runtime_settings: RuntimeSettings, settings: ServerSettings, laps: Laps) -> None:
+    """Serves until SIGINT or SIGTERM. `laps` began with the process. Raises FlareError when it cannot start."""
+    laps.mark("options")
+    gc.disable()  # imports make hundreds of thousands of objects that all stay
+    sock = bind(settings.host, settings.port)
+    laps.mark("bind")
+
+    def load(beside: Laps) -> Runtime:
+        from flare.runtime import Runtime
+
+        return Runtime.load(runtime_settings, beside)
+
+    loading = Loading(load)
+    try:
+        import_http_library()
+        laps.mark("imports")
+    finally:
+        runtime = loading.result()
+    laps.mark("core")
+    import asyncio
+
+    from flare.http.server import Server
+
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    gc.freeze()
+    gc.enable()
+    try:
+        asyncio.run(_run(Server(runtime, settings), sock, laps, loading.laps))
+    finally:
+        runtime.close()
+        sock.close()
+
+
+async def _run(server: Server, sock: socket.socket, laps: Laps, beside: Laps) -> None:
+    import asyncio
+
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+
+    def signalled() -> None:
+        if stop.is_set():
+            os._exit(130)  # the second time: leave at once
+        stop.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, signalled)
+    await server.start(sock)
+    laps.mark("listen")
+    host, port = sock.getsockname()[:2]
+    shown = f"[{host}]" if ":" in host else host
+    lines = [*start_report(laps, beside), f"serving {server.runtime.model.id} on http://{shown}:{port}/v1"]
+    print("\n".join(lines), file=sys.stderr, flush=True)
+    await stop.wait()
+    await server.stop()

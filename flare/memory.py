@@ -1,0 +1,70 @@
+"""How much memory the KV pool may take: what is free on this machine, and the rule that picks the number of pages."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from flare.config import MIB, MemorySize
+from flare.errors import InputError
+
+DEFAULT_SHARE = 0.5
+CGROUP_ROOT = Path("/sys/fs/cgroup")
+
+
+def free_memory(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = CGROUP_ROOT) -> int:
+    """Returns the bytes that can be allocated without swapping: MemAvailable, bounded by the control group's limit.
+
+    File pages that the group could drop (`inactive_file`) count as free. Looks at the mounted root of the group tree,
+    which inside a container is the container's own group.
+    """
+    available = 0
+    for line in meminfo.read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            available = int(line.split()[1]) * 1024
+    try:
+        limit = int((cgroup / "memory.max").read_text())
+        used = int((cgroup / "memory.current").read_text())
+        for line in (cgroup / "memory.stat").read_text().splitlines():
+            if line.startswith("inactive_file "):
+                used -= int(line.split()[1])
+        available = min(available, max(0, limit - used))
+    except (OSError, ValueError):
+        pass  # no limit ("max"), or no control groups
+    return available
+
+
+def choose_kv_pages(
+    wanted: MemorySize | None,
+    *,
+    free: int,
+    reserved: int,
+    page_bytes: int,
+    page_tokens: int,
+    slots: int,
+    max_context: int,
+) -> int:
+    """Returns the number of pages of the KV pool.
+
+    Never more than `slots` full contexts. By default half of the free memory that is left after `reserved` bytes
+    (weights and work areas); a percentage is a share of the same amount; a size is taken as given. Raises InputError
+    when the pool would not hold one page for each of two requests, or when a size does not fit the free memory.
+    """
+    full = slots * -(-max_context // page_tokens)
+    spare = max(0, free - reserved)
+    if wanted is not None and wanted.bytes is not None:
+        budget = wanted.bytes
+        if min(budget, full * page_bytes) > spare:
+            raise InputError(
+                f"--kv-memory {budget // MIB} MiB: {spare // MIB} MiB are free beside the weights; ask for less"
+            )
+    else:
+        share = DEFAULT_SHARE if wanted is None or wanted.share is None else wanted.share
+        budget = int(spare * share)
+    pages = min(full, budget // page_bytes)
+    least = min(full, 2)
+    if pages < least:
+        raise InputError(
+            f"KV memory: {budget / MIB:.1f} MiB hold {pages} pages of {page_bytes / MIB:.1f} MiB, at least {least} are "
+            "needed; free some memory or give --kv-memory"
+        )
+    return pages

@@ -1,0 +1,134 @@
+"""POST /v1/completions: raw prompts, text or token ids, one or several."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from flare.conversation import GenerationRequest, RawPrompt
+from flare.errors import RequestError
+from flare.protocols import fields as shared
+from flare.protocols.decoding import decode_body
+from flare.protocols.encoding import (
+    FINISH_REASONS,
+    ChunkEncoder,
+    context_object,
+    timings_object,
+    total_usage,
+)
+from flare.protocols.endpoint import Collected, Decoded, Response, encode_json
+from flare.protocols.thinking import decode_thinking
+from flare.served import ServedModel
+
+
+class CompletionRequest(shared.CommonFields, kw_only=True):
+    """The body of a Completions request. The thinking fields are checked, but raw text has no template to take them."""
+
+    prompt: str | list[str | int | list[int]]
+    best_of: Annotated[int, Meta(ge=1)] | None = None
+
+
+UNBUILT = {name: neutral for name, neutral in shared.UNBUILT.items() if name != "best_of"} | {
+    "add_special_tokens": (True,)
+}
+
+DECODER = msgspec.json.Decoder(CompletionRequest)
+
+
+class Completions:
+    """The endpoint, see `GenerationEndpoint`."""
+
+    path = "/v1/completions"
+    id_prefix = "cmpl-"
+
+    def decode(self, body: bytes | bytearray, model: ServedModel) -> Decoded:
+        request = decode_body(DECODER, body)
+        shared.refuse_unbuilt(request, UNBUILT)
+        n = request.n or 1
+        if request.best_of not in (None, n):
+            raise RequestError(f"best_of: {request.best_of} must equal n, {n}; choices are not ranked", param="best_of")
+        decode_thinking(request, [level["id"] for level in model.thinking["levels"]])
+        limit, limit_field = shared.output_limit(request, least=0)
+        return shared.decoded(
+            request,
+            GenerationRequest(
+                prompts=[RawPrompt(content) for content in _prompts(request.prompt, model)],
+                prompt_field="prompt",
+                n=n,
+                sampling=shared.sampling_request(request),
+                max_tokens=limit,
+                max_tokens_field=limit_field,
+                stop=shared.stop_strings(request),
+                stop_token_ids=shared.stop_tokens(request, model.vocabulary),
+                ignore_eos=request.ignore_eos or False,
+            ),
+        )
+
+    def encode(self, response: Response, collected: Collected) -> bytes:
+        results = collected.results()
+        ends = [end for _, end in results]
+        choices = [
+            {
+                "index": index,
+                "text": text,
+                "logprobs": None,
+                "finish_reason": FINISH_REASONS[end.cause],
+                "stop_reason": end.cause,
+            }
+            for index, (text, end) in enumerate(results)
+        ]
+        return encode_json(
+            {
+                "id": response.id,
+                "object": "text_completion",
+                "created": response.created,
+                "model": response.model.id,
+                "system_fingerprint": response.model.fingerprint,
+                "choices": choices,
+                "usage": total_usage(ends, response.decoded.generation.n, reasoning=None),
+                "flare_context": context_object(ends, response.model),
+                "timings": timings_object(ends),
+            }
+        )
+
+    def stream(self, response: Response) -> ChunkEncoder:
+        return ChunkEncoder(
+            response,
+            "text_completion",
+            text_member=(b'"text":', b""),
+            no_delta={"text": ""},
+            role_delta=None,
+            reasoning=None,
+        )
+
+
+def _prompts(prompt: str | list[Any], model: ServedModel) -> list[str | list[int]]:
+    """Returns the prompts one by one. Raises RequestError for empty, mixed or out-of-vocabulary ones."""
+    if isinstance(prompt, str):
+        return [prompt]
+    if not prompt:
+        raise RequestError("prompt: an empty list; send text or token ids", param="prompt")
+    kind = type(prompt[0])
+    for index, item in enumerate(prompt):
+        if type(item) is not kind:
+            raise RequestError(f"prompt[{index}]: one list holds one kind of prompt", param=f"prompt[{index}]")
+    if kind is int:
+        _check_tokens(prompt, "prompt", model)
+        return [prompt]
+    if kind is list:
+        for index, tokens in enumerate(prompt):
+            if not tokens:
+                raise RequestError(f"prompt[{index}]: an empty list of token ids", param=f"prompt[{index}]")
+            _check_tokens(tokens, f"prompt[{index}]", model)
+    return list(prompt)
+
+
+def _check_tokens(tokens: list[int], path: str, model: ServedModel) -> None:
+    if 0 <= min(tokens) and max(tokens) < model.vocabulary:
+        return
+    index, token = next((i, t) for i, t in enumerate(tokens) if not 0 <= t < model.vocabulary)
+    seen = token if abs(token) < 2**64 else "a huge number"
+    text = f"{path}[{index}]: {seen} is outside the vocabulary of {model.vocabulary} tokens"
+    raise RequestError(text, param=f"{path}[{index}]")

@@ -1,0 +1,232 @@
+"""The request fields that Chat Completions and Completions share, and what becomes of those without an effect here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from flare.conversation import GenerationRequest, SamplingRequest
+from flare.errors import RequestError
+from flare.protocols.endpoint import Decoded
+
+TokenCount = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+Int32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
+
+MAX_STOP_STRINGS = 4
+MAX_STOP_BYTES = 4096
+MAX_STOP_TOKENS = 16
+
+
+class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
+    """`include_obfuscation` is accepted: chunks are never padded."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class CommonFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """Fields of both endpoints; None is "not sent". `Any` marks those of UNBUILT and of the thinking controls."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: TokenCount | None = None
+    max_completion_tokens: TokenCount | None = None
+    n: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
+    temperature: float | None = None
+    top_k: Int32 | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    seed: Seed | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[TokenCount] | None = None
+    ignore_eos: bool | None = None
+
+    user: str | None = None
+    metadata: dict[str, Any] | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    prompt_cache_options: dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+
+    reasoning_effort: Any = None
+    thinking_level: Any = None
+    reasoning: Any = None
+    enable_thinking: Any = None
+    thinking: Any = None
+    chat_template_kwargs: Any = None
+
+    add_special_tokens: Any = None
+    allowed_token_ids: Any = None
+    bad_words: Any = None
+    best_of: Any = None
+    cache_salt: Any = None
+    echo: Any = None
+    functions: Any = None
+    function_call: Any = None
+    grammar: Any = None
+    include_stop_str_in_output: Any = None
+    length_penalty: Any = None
+    logit_bias: Any = None
+    logprob_token_ids: Any = None
+    logprobs: Any = None
+    min_tokens: Any = None
+    priority: Any = None
+    prompt_logprobs: Any = None
+    response_format: Any = None
+    return_token_ids: Any = None
+    return_token_timestamps: Any = None
+    return_tokens_as_token_ids: Any = None
+    service_tier: Any = None
+    skip_special_tokens: Any = None
+    spaces_between_special_tokens: Any = None
+    stop_token_sequences: Any = None
+    store: Any = None
+    structured_outputs: Any = None
+    suffix: Any = None
+    thinking_token_budget: Any = None
+    tool_choice: Any = None
+    tools: Any = None
+    truncate_prompt_tokens: Any = None
+    use_beam_search: Any = None
+
+
+INERT: Mapping[str, str] = {
+    "model": "the loaded model always answers; its own name is returned",
+    "user": "not stored",
+    "metadata": "not stored",
+    "safety_identifier": "not stored",
+    "prompt_cache_key": "prefixes are found by content",
+    "prompt_cache_retention": "prefixes are found by content",
+    "prompt_cache_options": "prefixes are found by content",
+    "parallel_tool_calls": "without tools there is nothing to limit",
+}
+"""Fields that are checked for their type and then have no effect, with the reason."""
+
+UNBUILT: Mapping[str, tuple[Any, ...]] = {
+    "add_special_tokens": (),
+    "allowed_token_ids": (),
+    "bad_words": ([],),
+    "best_of": (1,),
+    "cache_salt": (),
+    "echo": (False,),
+    "function_call": ("none", "auto"),
+    "functions": ([],),
+    "grammar": (),
+    "include_stop_str_in_output": (False,),
+    "length_penalty": (1, 1.0),
+    "logit_bias": ({},),
+    "logprob_token_ids": ([],),
+    "logprobs": (False,),
+    "min_tokens": (0,),
+    "priority": (0,),
+    "prompt_logprobs": (),
+    "response_format": ({"type": "text"},),
+    "return_token_ids": (False,),
+    "return_token_timestamps": (False,),
+    "return_tokens_as_token_ids": (False,),
+    "service_tier": ("auto", "default"),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "stop_token_sequences": ([],),
+    "store": (False,),
+    "structured_outputs": (),
+    "suffix": ("",),
+    "thinking_token_budget": (),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+    "truncate_prompt_tokens": (-1,),
+    "use_beam_search": (False,),
+}
+"""Fields without their part of the engine: null and these neutral values pass, anything else is refused by name."""
+
+
+def refuse_unbuilt(request: msgspec.Struct, table: Mapping[str, tuple[Any, ...]], prefix: str = "") -> None:
+    """Raises RequestError for the first field of `table` that asks for something. 1 and true are different values."""
+    for name, neutral in table.items():
+        value = getattr(request, name)
+        if value is None or any(type(value) is type(item) and value == item for item in neutral):
+            continue
+        raise unsupported(prefix + name)
+
+
+def unsupported(param: str) -> RequestError:
+    return RequestError(
+        f"{param}: not supported by this server; leave it out", param=param, code="unsupported_parameter"
+    )
+
+
+def sampling_request(fields: CommonFields) -> SamplingRequest:
+    return SamplingRequest(
+        temperature=fields.temperature,
+        top_k=fields.top_k,
+        top_p=fields.top_p,
+        min_p=fields.min_p,
+        repetition_penalty=fields.repetition_penalty,
+        presence_penalty=fields.presence_penalty,
+        frequency_penalty=fields.frequency_penalty,
+        seed=fields.seed,
+    )
+
+
+def output_limit(fields: CommonFields, *, least: int) -> tuple[int | None, str]:
+    """Returns the request's token limit and its field's name: `max_tokens` before `max_completion_tokens`.
+
+    Raises RequestError when either is under `least`.
+    """
+    for name in ("max_tokens", "max_completion_tokens"):
+        value = getattr(fields, name)
+        if value is not None and value < least:
+            raise RequestError(f"{name}: {value} is under the least value, {least}", param=name)
+    if fields.max_tokens is not None:
+        return fields.max_tokens, "max_tokens"
+    return fields.max_completion_tokens, "max_completion_tokens"
+
+
+def stop_strings(fields: CommonFields) -> tuple[str, ...]:
+    """Returns the stop strings. Raises RequestError when there are too many, too long or empty ones."""
+    if fields.stop is None:
+        return ()
+    stops = (fields.stop,) if isinstance(fields.stop, str) else tuple(fields.stop)
+    if len(stops) > MAX_STOP_STRINGS:
+        raise RequestError(f"stop: {len(stops)} strings, the limit is {MAX_STOP_STRINGS}", param="stop")
+    if "" in stops:
+        raise RequestError("stop: a stop string must not be empty", param="stop")
+    size = sum(len(stop.encode()) for stop in stops)
+    if size > MAX_STOP_BYTES:
+        raise RequestError(f"stop: {size} bytes of UTF-8 in all, the limit is {MAX_STOP_BYTES}", param="stop")
+    return stops
+
+
+def stop_tokens(fields: CommonFields, vocabulary: int) -> frozenset[int]:
+    """Returns the stop tokens. Raises RequestError for too many, for ids outside the vocabulary, and beside strings."""
+    ids = fields.stop_token_ids or []
+    if len(ids) > MAX_STOP_TOKENS:
+        raise RequestError(f"stop_token_ids: {len(ids)} ids, the limit is {MAX_STOP_TOKENS}", param="stop_token_ids")
+    for token in ids:
+        if token >= vocabulary:
+            text = f"stop_token_ids: {token} is outside the vocabulary of {vocabulary} tokens"
+            raise RequestError(text, param="stop_token_ids")
+    if ids and fields.stop:
+        raise RequestError("stop_token_ids: cannot be combined with stop; send one of them", param="stop_token_ids")
+    return frozenset(ids)
+
+
+def decoded(fields: CommonFields, generation: GenerationRequest) -> Decoded:
+    """Returns a decoded request with its stream options; those of a request that does not stream have no effect."""
+    options = fields.stream_options or StreamOptions()
+    return Decoded(
+        generation=generation,
+        stream=fields.stream or False,
+        include_usage=options.include_usage or False,
+        continuous_usage=options.continuous_usage_stats or False,
+    )

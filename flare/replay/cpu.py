@@ -1,0 +1,428 @@
+"""Replays a cpu core: opens its kernel library, owns the arrays of a step and runs steps and sampling.
+
+The C side is `ignition/targets/cpu/kernels/runtime.h`; the structures here mirror it and carry their sizes, so that a
+library of another version refuses them. Only ctypes is used: it releases the interpreter lock while native code runs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+from collections.abc import Iterable, Sequence
+from ctypes import POINTER, c_char_p, c_float, c_int, c_int32, c_size_t, c_uint32, c_uint64, c_void_p
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from flare.engine.interface import ReplayDead
+from flare.errors import CoreError, InputError
+
+ABI_VERSION = 1
+SEGMENTS = {"none": 0, "weights": 1, "arena": 2, "io": 3, "kv": 4}
+
+# What each level demands beyond the one after it, as /proc/cpuinfo spells it; the best level first.
+_V3_FLAGS = frozenset("avx2 fma f16c bmi1 bmi2 movbe abm".split())
+_V4_FLAGS = _V3_FLAGS | frozenset("avx512f avx512bw avx512cd avx512dq avx512vl avx512_vnni".split())
+ISA_FLAGS = {"x86-64-v4": _V4_FLAGS, "x86-64-v3": _V3_FLAGS, "generic": frozenset[str]()}
+
+
+class _Arg(ctypes.Structure):
+    _fields_ = [("segment", c_int32), ("reserved", c_int32), ("offset", c_uint64), ("bytes", c_uint64)]
+
+
+class _Node(ctypes.Structure):
+    _fields_ = [("kernel", c_char_p), ("args", POINTER(_Arg)), ("nargs", c_int32), ("phase", c_int32)]
+
+
+class _OpenArgs(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("vocabulary", c_int32),
+        ("max_context", c_int32),
+        ("slots", c_int32),
+        ("max_step_tokens", c_int32),
+        ("max_rows", c_int32),
+        ("page_tokens", c_int32),
+        ("kv_pages", c_int32),
+        ("threads", c_int32),
+        ("huge_pages", c_int32),
+        ("node_count", c_int32),
+        ("reserved", c_int32),
+        ("kv_page_bytes", c_uint64),
+        ("arena_bytes", c_uint64),
+        ("io_bytes", c_uint64),
+        ("logits_offset", c_uint64),
+        ("weights_bytes", c_uint64),
+        ("weights", c_void_p),
+        ("nodes", POINTER(_Node)),
+    ]
+
+
+class _StepArgs(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("tokens", c_int32),
+        ("rows", c_int32),
+        ("page_stride", c_int32),
+        ("token", POINTER(c_int32)),
+        ("position", POINTER(c_int32)),
+        ("slot", POINTER(c_int32)),
+        ("page_table", POINTER(c_int32)),
+        ("row", POINTER(c_int32)),
+    ]
+
+
+class SampleParams(ctypes.Structure):
+    """How one row's token is chosen; `kernels/sampler.h` documents the meaning and order of the fields.
+
+    `history` points to int32 tokens, the `prompt_len` of the prompt first; its array must outlive the `sample` call.
+    """
+
+    _fields_ = [
+        ("temperature", c_float),
+        ("top_p", c_float),
+        ("min_p", c_float),
+        ("repetition", c_float),
+        ("presence", c_float),
+        ("frequency", c_float),
+        ("top_k", c_int32),
+        ("choice", c_uint32),
+        ("seed", c_uint64),
+        ("position", c_uint32),
+        ("history_len", c_int32),
+        ("prompt_len", c_int32),
+        ("reserved", c_int32),
+        ("history", POINTER(c_int32)),
+    ]
+
+
+class _SampleArgs(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("params_size", c_uint32),
+        ("rows", c_int32),
+        ("reserved", c_int32),
+        ("params", POINTER(SampleParams)),
+        ("sampled", POINTER(c_int32)),
+    ]
+
+
+# Result codes beside 0 (good) and 1 (refused).
+_ROWS_FAILED = 2
+_UNAVAILABLE = 3
+
+_ERROR_BYTES = 1024
+
+
+class _Buffer(ctypes.Structure):
+    """CPython's Py_buffer: the way to the address of a read-only mmap."""
+
+    _fields_ = [
+        ("buf", c_void_p),
+        ("obj", c_void_p),
+        ("len", ctypes.c_ssize_t),
+        ("itemsize", ctypes.c_ssize_t),
+        ("readonly", c_int),
+        ("ndim", c_int),
+        ("format", c_char_p),
+        ("shape", c_void_p),
+        ("strides", c_void_p),
+        ("suboffsets", c_void_p),
+        ("internal", c_void_p),
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class CpuArg:
+    """A node's argument: `bytes` bytes at `offset` of a segment (a key of SEGMENTS); for kv, of each page."""
+
+    segment: str
+    offset: int = 0
+    bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CpuNode:
+    """One kernel call. Phases do not decrease along a program; nodes of one phase are independent."""
+
+    kernel: str
+    phase: int
+    args: tuple[CpuArg, ...]
+
+
+@dataclass(frozen=True)
+class CpuProgram:
+    """Everything that a cpu core's `step` graph needs to run. Sizes are bytes, limits are counts.
+
+    `weights` is any contiguous buffer (an mmap, bytes); the segment is `weights_bytes` from `weights_offset` on and
+    starts at an address that is a multiple of 64. Logits are f32 [max_rows, vocabulary] at `logits_offset` of io.
+    """
+
+    library: Path
+    nodes: Sequence[CpuNode]
+    weights: Any
+    weights_offset: int
+    weights_bytes: int
+    arena_bytes: int
+    io_bytes: int
+    logits_offset: int
+    kv_page_bytes: int
+    vocabulary: int
+    max_context: int
+    slots: int
+    max_step_tokens: int
+    max_rows: int
+    page_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayLimits:
+    """The fixed sizes of a replay: counts of tokens, slots, rows and pages; `kv_page_bytes` in bytes."""
+
+    vocabulary: int
+    max_context: int
+    slots: int
+    max_step_tokens: int
+    max_rows: int
+    page_tokens: int
+    page_stride: int
+    kv_pages: int
+    kv_page_bytes: int
+
+
+def machine_flags() -> frozenset[str]:
+    """What the processor can do and the system lets programs use, as /proc/cpuinfo spells it; empty if unknown."""
+    try:
+        with open("/proc/cpuinfo", encoding="ascii", errors="replace") as lines:
+            for line in lines:
+                if line.startswith("flags"):
+                    return frozenset(line.partition(":")[2].split())
+    except OSError:
+        pass
+    return frozenset()
+
+
+def best_isa(available: Iterable[str], flags: frozenset[str] | None = None) -> str:
+    """The fastest of a core's ISA levels that this machine runs; `flags` defaults to `machine_flags()`.
+
+    Raises CoreError that names what the core offers, and what the machine runs and lacks.
+    """
+    flags = machine_flags() if flags is None else flags
+    offered = list(available)
+    for isa, needed in ISA_FLAGS.items():
+        if isa in offered and needed <= flags:
+            return isa
+    has = ", ".join(isa for isa, needed in ISA_FLAGS.items() if needed <= flags)
+    lacks = [f"; {isa} needs {' '.join(sorted(ISA_FLAGS[isa] - flags))}" for isa in ISA_FLAGS if isa in offered]
+    raise CoreError(
+        f"kernels: the core offers {', '.join(offered) or 'no level'}, this machine runs {has}{''.join(lacks)}: "
+        "export the core with generic among its --isa levels"
+    )
+
+
+class CpuReplay:
+    """An open cpu core: native memory and threads. One thread at a time uses it; `close` (or `with`) ends it.
+
+    The caller fills `tokens`, `positions`, `slots` (int32, `max_step_tokens`), `rows` (int32, `max_rows`), `page_table`
+    (int32, slot s has the `page_stride` entries from `s * page_stride`) and `sampling` (SampleParams, `max_rows`), then
+    calls `step` and `sample`; `sampled` (int32, `max_rows`) holds the chosen tokens. All sizes are in `limits`.
+    """
+
+    def __init__(self, program: CpuProgram, *, threads: int, kv_pages: int, huge_pages: bool = False) -> None:
+        """Opens the library and allocates the core; `huge_pages` copies the weights to transparent huge pages.
+
+        Raises CoreError if the program is bad, InputError if the system has not the memory or threads for it.
+        """
+        self.limits = ReplayLimits(
+            vocabulary=program.vocabulary,
+            max_context=program.max_context,
+            slots=program.slots,
+            max_step_tokens=program.max_step_tokens,
+            max_rows=program.max_rows,
+            page_tokens=program.page_tokens,
+            page_stride=-(-program.max_context // max(program.page_tokens, 1)),
+            kv_pages=kv_pages,
+            kv_page_bytes=program.kv_page_bytes,
+        )
+        self.vocabulary = program.vocabulary
+        self.max_context = program.max_context
+        self.max_step_tokens = program.max_step_tokens
+        self.max_rows = program.max_rows
+        self.page_tokens = program.page_tokens
+        self.page_stride = self.limits.page_stride
+        self.kv_pages = kv_pages
+
+        self._handle = c_void_p()
+        self._error = ctypes.create_string_buffer(_ERROR_BYTES)
+        self._name = program.library.name
+        self._library = load_library(program.library)
+        self.info: dict[str, Any] = json.loads(self._library.flare_library_info())
+        self._weights = _pin(program)
+        try:
+            self._open(program, threads, kv_pages, huge_pages)
+        except BaseException:
+            self._release_weights()
+            raise
+        if huge_pages:
+            self._release_weights()
+
+        limits = self.limits
+        self.tokens = (c_int32 * limits.max_step_tokens)()
+        self.positions = (c_int32 * limits.max_step_tokens)()
+        self.slots = (c_int32 * limits.max_step_tokens)()
+        self.rows = (c_int32 * limits.max_rows)()
+        self.page_table = (c_int32 * (limits.slots * limits.page_stride))()
+        self.sampling = (SampleParams * limits.max_rows)()
+        self.sampled = (c_int32 * limits.max_rows)()
+        for params in self.sampling:
+            params.top_p = params.repetition = 1.0
+        self._step = _StepArgs(
+            struct_size=ctypes.sizeof(_StepArgs),
+            page_stride=limits.page_stride,
+            token=self.tokens,
+            position=self.positions,
+            slot=self.slots,
+            page_table=self.page_table,
+            row=self.rows,
+        )
+        self._sample = _SampleArgs(
+            struct_size=ctypes.sizeof(_SampleArgs),
+            params_size=ctypes.sizeof(SampleParams),
+            params=self.sampling,
+            sampled=self.sampled,
+        )
+
+    def step(self, n_tokens: int, n_rows: int) -> None:
+        """Runs the graph on the first `n_tokens` tokens; logits of the tokens `rows[:n_rows]` are there afterwards.
+
+        Raises ValueError, having run nothing, if an argument is out of its range, and ReplayDead after `close`.
+        """
+        self._step.tokens = n_tokens
+        self._step.rows = n_rows
+        if self._library.flare_step(self._handle, self._step, self._error, _ERROR_BYTES):
+            self._refuse()
+
+    def sample(self, n_rows: int) -> None:
+        """Chooses `sampled[:n_rows]` from the last step's logits by `sampling[:n_rows]`.
+
+        Raises ValueError, having chosen nothing, if a parameter is out of its range. Raises CoreError if a row has no
+        token because of its logits (NaN, or all -inf): that row's entry is -1 and all the others are good. Raises
+        ReplayDead after `close`.
+        """
+        self._sample.rows = n_rows
+        failed = self._library.flare_sample(self._handle, self._sample, self._error, _ERROR_BYTES)
+        if failed == _ROWS_FAILED:
+            raise CoreError(self._text())
+        if failed:
+            self._refuse()
+
+    def logits(self, row: int) -> memoryview[float]:
+        """The f32 logits of a row of the last step: a view of `vocabulary` floats that changes with the next step and
+        must not be used after `close`."""
+        if not 0 <= row < self.max_rows:
+            raise ValueError(f"row {row}: must be in [0, {self.max_rows})")
+        if not self._handle:
+            raise ReplayDead("the core is closed")
+        address = self._library.flare_logits(self._handle) + 4 * self.vocabulary * row
+        return memoryview((c_float * self.vocabulary).from_address(address)).cast("B").cast("f")
+
+    def close(self) -> None:
+        """Ends the threads and frees the memory. Closing twice is fine; closing during a call is not."""
+        if self._handle:
+            self._library.flare_close(self._handle)
+            self._handle = c_void_p()
+            self._release_weights()
+
+    def __enter__(self) -> CpuReplay:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _open(self, program: CpuProgram, threads: int, kv_pages: int, huge_pages: bool) -> None:
+        nodes = (_Node * len(program.nodes))()
+        for target, node in zip(nodes, program.nodes, strict=True):
+            args = (_Arg * len(node.args))(*(_arg(a) for a in node.args))
+            target.kernel = node.kernel.encode()
+            target.args = args  # the structure keeps the array alive
+            target.nargs = len(node.args)
+            target.phase = node.phase
+        for name, value in [("threads", threads), ("kv_pages", kv_pages)]:
+            if not 1 <= value < 1 << 31:
+                raise InputError(f"{name} {value}: must be in [1, {(1 << 31) - 1}]")
+        a = _OpenArgs(ctypes.sizeof(_OpenArgs))
+        for name in ["vocabulary", "max_context", "slots", "max_step_tokens", "max_rows", "page_tokens"]:
+            setattr(a, name, _bounded(name, getattr(program, name), 31))
+        for name in ["kv_page_bytes", "arena_bytes", "io_bytes", "logits_offset", "weights_bytes"]:
+            setattr(a, name, _bounded(name, getattr(program, name), 64))
+        a.kv_pages = kv_pages
+        a.threads = threads
+        a.huge_pages = huge_pages
+        a.node_count = len(nodes)
+        if program.weights_bytes:
+            a.weights = self._weights.buf + program.weights_offset
+        a.nodes = nodes
+        failed = self._library.flare_open(a, ctypes.byref(self._handle), self._error, _ERROR_BYTES)
+        if failed:
+            raise InputError(self._text()) if failed == _UNAVAILABLE else CoreError(self._text())
+
+    def _refuse(self) -> NoReturn:
+        if not self._handle:
+            raise ReplayDead("the core is closed")
+        raise ValueError(self._text())
+
+    def _release_weights(self) -> None:
+        if self._weights.obj:
+            ctypes.pythonapi.PyBuffer_Release(ctypes.byref(self._weights))
+
+    def _text(self) -> str:
+        return f"{self._name}: {self._error.value.decode(errors='replace')}"
+
+
+def load_library(path: Path) -> ctypes.CDLL:
+    """Loads a kernel library and declares its functions. Raises CoreError if it does not load or has another ABI."""
+    try:
+        library = ctypes.CDLL(str(path))
+        library.flare_abi_version.restype = c_uint32
+        version = library.flare_abi_version()
+        if version != ABI_VERSION:
+            raise CoreError(f"{path}: ABI version {version}, this flare replays {ABI_VERSION}: export the core again")
+        library.flare_library_info.restype = c_char_p
+        library.flare_open.argtypes = [POINTER(_OpenArgs), POINTER(c_void_p), c_char_p, c_size_t]
+        library.flare_step.argtypes = [c_void_p, POINTER(_StepArgs), c_char_p, c_size_t]
+        library.flare_sample.argtypes = [c_void_p, POINTER(_SampleArgs), c_char_p, c_size_t]
+        library.flare_logits.argtypes = [c_void_p]
+        library.flare_logits.restype = c_void_p
+        library.flare_close.argtypes = [c_void_p]
+        library.flare_close.restype = None
+    except (OSError, AttributeError) as error:
+        raise CoreError(f"{path}: not a kernel library of this machine: {error}") from None
+    return library
+
+
+def _pin(program: CpuProgram) -> _Buffer:
+    """Holds the weights' buffer in place until it is released. Raises CoreError if the segment is not inside it."""
+    view = _Buffer()
+    offset, size = program.weights_offset, program.weights_bytes
+    if size == 0:
+        return view
+    ctypes.pythonapi.PyObject_GetBuffer(ctypes.py_object(program.weights), ctypes.byref(view), 0)
+    if min(offset, size) < 0 or offset + size > view.len:
+        held = view.len
+        ctypes.pythonapi.PyBuffer_Release(ctypes.byref(view))
+        raise CoreError(f"weights: {size} bytes at {offset} reach beyond the file's {held}")
+    return view
+
+
+def _arg(arg: CpuArg) -> _Arg:
+    segment = SEGMENTS.get(arg.segment)
+    if segment is None:
+        raise CoreError(f"segment {arg.segment!r}: must be one of {', '.join(SEGMENTS)}")
+    return _Arg(segment, 0, _bounded("offset", arg.offset, 64), _bounded("bytes", arg.bytes, 64))
+
+
+def _bounded(name: str, value: int, bits: int) -> int:
+    """ctypes cuts integers to size without a word; this refuses them."""
+    if not 0 <= value < 1 << bits:
+        raise CoreError(f"{name} {value}: must be in [0, 2^{bits})")
+    return value

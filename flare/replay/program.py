@@ -1,0 +1,81 @@
+"""From an opened core to a running replay: which library, which memory, which nodes."""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from flare.core.directory import WEIGHTS_FILE, Core
+from flare.core.graph import Graph
+from flare.core.manifest import KernelLibrary, Manifest
+from flare.errors import CoreError
+from flare.replay.cpu import ISA_FLAGS, CpuArg, CpuNode, CpuProgram, CpuReplay, best_isa, load_library, machine_flags
+
+
+def open_replay(
+    core: Core, *, threads: int, kv_pages: int, huge_pages: bool = False, isa: str | None = None
+) -> CpuReplay:
+    """Opens the core's `step` graph on the best instruction set of this machine, or on `isa`.
+
+    `kv_pages` is the pool's size in pages. Raises CoreError when the core offers nothing that this machine runs.
+    """
+    level = isa or best_isa(library.isa for library in core.manifest.target.libraries)
+    program = make_program(core.manifest, core.graph("step"), core.path, level)
+    return CpuReplay(program, threads=threads, kv_pages=kv_pages, huge_pages=huge_pages)
+
+
+def make_program(manifest: Manifest, graph: Graph, folder: Path, isa: str) -> CpuProgram:
+    """The program of a core's graph for one instruction set; the weights are mapped, not read."""
+    library = next(library for library in manifest.target.libraries if library.isa == isa)
+    limits, segments = manifest.limits, manifest.segments
+    nodes = [
+        CpuNode(node.kernel, node.phase, tuple(CpuArg(arg.segment, arg.offset, arg.bytes) for arg in node.args))
+        for node in graph.nodes
+    ]
+    return CpuProgram(
+        library=folder / library.file,
+        nodes=nodes,
+        weights=_map(folder / WEIGHTS_FILE),
+        weights_offset=segments.weights_offset,
+        weights_bytes=segments.weights_bytes,
+        arena_bytes=segments.arena_bytes,
+        io_bytes=segments.io_bytes,
+        logits_offset=0,
+        kv_page_bytes=segments.kv_page_bytes,
+        vocabulary=manifest.model.vocabulary,
+        max_context=limits.max_context,
+        slots=limits.slots,
+        max_step_tokens=limits.max_step_tokens,
+        max_rows=limits.max_rows,
+        page_tokens=limits.page_tokens,
+    )
+
+
+def runnable_isas(levels: Iterable[str]) -> list[str]:
+    """Those of `levels` that this machine runs, in the order given."""
+    flags = machine_flags()
+    return [isa for isa in levels if ISA_FLAGS[isa] <= flags]
+
+
+def library_kernels(core: Core, library: KernelLibrary) -> set[str]:
+    """The kernels that a library of the core contains. Raises CoreError when it does not load or is of another level.
+
+    Loading runs none of its kernels, so a level that this machine lacks can be looked into too.
+    """
+    info = json.loads(load_library(core.file(library.file)).flare_library_info())
+    if info.get("isa") != library.isa:
+        raise CoreError(
+            f"{library.file}: built for {info.get('isa')!r}, the manifest says {library.isa}; export the core again"
+        )
+    return set(info["kernels"])
+
+
+def _map(path: Path) -> mmap.mmap:
+    file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        return mmap.mmap(file, 0, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
+    finally:
+        os.close(file)

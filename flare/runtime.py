@@ -1,0 +1,276 @@
+"""The parts wired together: a core, its replay, the engine, the tokenizer and the template, behind one object.
+
+The HTTP server and the terminal are thin callers of `Runtime`: `prepare` turns a neutral request into tokens (any
+thread, takes its time), `submit` hands it to the engine, `receive` takes its deliveries on the caller's thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+from flare import memory
+from flare.config import RuntimeSettings
+from flare.conversation import Conversation, Finished, GenerationRequest, RawPrompt, Timings
+from flare.errors import RequestError
+from flare.generation import Answer, Listener
+from flare.prompting import template_messages
+from flare.report import Laps
+from flare.served import ServedModel
+from flare.thinking import NO_THINKING, template_variables
+
+if TYPE_CHECKING:
+    from flare.core.directory import Core
+    from flare.engine import Delivery, EngineStats
+    from flare.text.template import ChatTemplate
+    from flare.text.tokenizer import Tokenizer
+
+MAX_CHOICES = 128
+"""The most choices of one request: prompts times n."""
+
+_log = logging.getLogger("flare.runtime")
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A request in tokens. `prompts` has one entry a prompt; every one of its n choices shares the list."""
+
+    request: GenerationRequest
+    prompts: list[list[int]]
+    limits: list[int | None]
+    sampling: Any
+    stop_tokens: frozenset[int]
+
+    @property
+    def prompt_tokens(self) -> int:
+        return sum(len(prompt) for prompt in self.prompts)
+
+    @property
+    def choices(self) -> int:
+        return len(self.prompts) * self.request.n
+
+
+class Runtime:
+    """A loaded core, ready to generate. Thread-safe but for `receive`, which has one caller at a time."""
+
+    def __init__(
+        self,
+        *,
+        replay: Any,
+        tokenizer: Tokenizer,
+        template: ChatTemplate | None,
+        model: ServedModel,
+        max_waiting: int = 1024,
+    ) -> None:
+        from flare.engine import Engine, EngineLimits
+
+        self.replay = replay
+        self.tokenizer = tokenizer
+        self.template = template
+        self.model = model
+        self.engine = Engine(replay, EngineLimits(max_waiting=max_waiting), self._deliver)
+        self._dispatch: Callable[[list[Delivery]], None] = self.receive
+        self._ids = count(1)
+
+    @classmethod
+    def load(cls, settings: RuntimeSettings, laps: Laps | None = None) -> Runtime:
+        """Opens a core and everything that serving needs; `laps` takes the time of each part.
+
+        Raises CoreError for a bad core, InputError for what this machine cannot do.
+        """
+        from flare.core.directory import open_core
+
+        laps = laps or Laps()
+        core = open_core(settings.core, verify=settings.verify)
+        laps.mark("core")
+        tokenizer, template = load_text(core)
+        laps.mark("tokenizer")
+        from flare.replay.program import open_replay
+
+        manifest = core.manifest
+        pages = memory.choose_kv_pages(
+            settings.kv_memory,
+            free=memory.free_memory(),
+            reserved=manifest.segments.weights_bytes + manifest.segments.arena_bytes + manifest.segments.io_bytes,
+            page_bytes=manifest.segments.kv_page_bytes,
+            page_tokens=manifest.limits.page_tokens,
+            slots=manifest.limits.slots,
+            max_context=manifest.limits.max_context,
+        )
+        replay = open_replay(core, threads=settings.threads, kv_pages=pages, huge_pages=settings.huge_pages)
+        model = served_model(core, settings, kv_pages=pages)
+        runtime = cls(replay=replay, tokenizer=tokenizer, template=template, model=model)
+        laps.mark("kernels")
+        return runtime
+
+    def start(self, dispatch: Callable[[list[Delivery]], None] | None = None) -> None:
+        """Starts the engine's thread. `dispatch` is called there once a step and must see to it that `receive` gets the
+        batch on the caller's thread; without it `receive` runs on the engine's thread."""
+        if dispatch is not None:
+            self._dispatch = dispatch
+        self.engine.start()
+
+    def _deliver(self, batch: list[Delivery]) -> None:
+        self._dispatch(batch)
+
+    def receive(self, batch: list[Delivery]) -> None:
+        """Passes a step's deliveries on to their choices. A failure in one answer ends that answer only."""
+        for delivery in batch:
+            choice = delivery.request.sink
+            try:
+                choice.receive(delivery)
+            except Exception:
+                _log.exception("an answer failed while its tokens became text")
+                choice.answer.fail(RequestError("the answer could not be encoded", status=500, type="server_error"))
+
+    def prepare(self, request: GenerationRequest) -> Prepared:
+        """Renders, tokenizes and resolves a request against the model. Raises RequestError when it cannot run."""
+        from flare.engine import SamplingParams
+
+        if len(request.prompts) * request.n > MAX_CHOICES:
+            field = "n" if request.n > 1 else request.prompt_field
+            asked = len(request.prompts) * request.n
+            raise RequestError(f"{field}: {asked} choices in all, the limit is {MAX_CHOICES}", param=field)
+        model = self.model
+        values = model.resolve_sampling(request.sampling)
+        seed = request.sampling.seed
+        if seed is None:
+            seed = model.defaults.get("seed")
+        if seed is None:
+            seed = secrets.randbits(63)
+        prompts = [self._tokens(prompt, request.prompt_field) for prompt in request.prompts]
+        limits = [model.resolve_limit(request, len(prompt)) for prompt in prompts]
+        for prompt, limit in zip(prompts, limits, strict=True):
+            if limit != 0:
+                model.check_room(len(prompt), request.prompt_field)
+        stop_tokens = request.stop_token_ids if request.ignore_eos else request.stop_token_ids | model.eos
+        return Prepared(request, prompts, limits, SamplingParams(**values, seed=seed), stop_tokens)
+
+    def _tokens(self, prompt: Conversation | RawPrompt, field: str) -> list[int]:
+        if isinstance(prompt, Conversation):
+            return self._render(prompt)
+        if isinstance(prompt.content, list):
+            return prompt.content
+        tokens = self.tokenizer.encode(prompt.content, special=True, add_special_tokens=True)
+        if not tokens and self.model.bos is not None:
+            tokens = [self.model.bos]
+        if not tokens:
+            raise RequestError(f"{field}: an empty prompt, and this model has no token for its start", param=field)
+        return tokens
+
+    def _render(self, conversation: Conversation) -> list[int]:
+        from flare.text.prompt import encode_prompt
+
+        assert self.template is not None
+        return encode_prompt(
+            self.tokenizer,
+            self.template,
+            template_messages(conversation.messages, inline_system=self.model.inline_system),
+            add_generation_prompt=conversation.add_generation_prompt,
+            variables=template_variables(conversation.thinking, self.model.thinking),
+        )
+
+    def submit(self, prepared: Prepared, listener: Listener, arrived_at: float) -> Answer:
+        """Hands every choice to the engine, on the thread that calls `receive`; events go to `listener`.
+
+        `arrived_at` is when the request came, on the monotonic clock. Raises RequestError when the engine cannot take
+        them all; none of them runs then.
+        """
+        from flare.engine import Request
+        from flare.text.detokenizer import Detokenizer
+        from flare.text.stops import StopMatcher
+
+        answer = Answer(self.engine, listener, arrived_at)
+        request = prepared.request
+        unsent = []
+        for index in range(prepared.choices):
+            place = index // request.n
+            prompt, limit = prepared.prompts[place], prepared.limits[place]
+            child = Request(next(self._ids), prompt, limit, prepared.sampling, index, prepared.stop_tokens)
+            decoder = Detokenizer(self.tokenizer, previous=prompt[-1])
+            child.sink = answer.add(index, child, decoder, StopMatcher(request.stop) if request.stop else None)
+            unsent.append(child)
+        try:
+            for child in unsent:
+                if child.max_new_tokens != 0:
+                    self.engine.submit(child)
+        except RequestError:
+            answer.cancel()
+            raise
+        for child in unsent:
+            if child.max_new_tokens == 0:
+                self._finish_empty(child.sink)
+        return answer
+
+    @staticmethod
+    def _finish_empty(choice: Any) -> None:
+        """Ends a choice that asked for no tokens; the engine never sees it."""
+        choice.ended = True
+        prompt_tokens = len(choice.request.prompt)
+        choice.answer.finished(Finished(choice.index, "", 0, "max_tokens", None, prompt_tokens, 0, 0, Timings()))
+
+    @property
+    def healthy(self) -> bool:
+        return self.engine.healthy
+
+    def stats(self) -> EngineStats:
+        return self.engine.stats()
+
+    def close(self) -> None:
+        """Cancels what runs, ends the engine's thread and frees the core's memory."""
+        self.engine.close()
+        self.replay.close()
+
+
+def load_text(core: Core) -> tuple[Tokenizer, ChatTemplate | None]:
+    """Loads the tokenizer and, if the core has one, the chat template."""
+    from flare.text.tokenizer import Tokenizer
+
+    tokens = core.manifest.tokens
+    tokenizer = Tokenizer.load(core.file("tokenizer.json"), bos_token_id=tokens.bos, eos_token_ids=tokens.eos)
+    file = core.manifest.template.file
+    if file is None:
+        return tokenizer, None
+    from flare.text.template import ChatTemplate
+
+    def spelling(token: int | None) -> str:
+        return "" if token is None else tokenizer.token_bytes(token).decode("utf-8", "replace")
+
+    source = core.read(file).decode("utf-8")
+    eos = tokens.eos[0] if tokens.eos else None
+    return tokenizer, ChatTemplate(source, bos_token=spelling(tokens.bos), eos_token=spelling(eos))
+
+
+def served_model(core: Core, settings: RuntimeSettings, *, kv_pages: int) -> ServedModel:
+    """Returns what requests are resolved against, from the core's manifest and the operator's settings."""
+    manifest = core.manifest
+    limits, sampling = manifest.limits, manifest.sampling
+    ranges = None
+    if sampling.ranges != "open":
+        ranges = {name: None if pair is None else (pair[0], pair[1]) for name, pair in sampling.ranges.items()}
+    name = settings.aliases[0] if settings.aliases else manifest.model.id
+    return ServedModel(
+        id=name,
+        root=manifest.model.id,
+        names=(*settings.aliases, manifest.model.id),
+        created=int(time.time()),
+        fingerprint=f"core-{core.manifest_sha256[:16]}",
+        context_length=min(limits.max_context, kv_pages * limits.page_tokens),
+        vocabulary=manifest.model.vocabulary,
+        max_concurrency=limits.slots,
+        prefill_chunk=limits.max_step_tokens,
+        bos=manifest.tokens.bos,
+        eos=frozenset(manifest.tokens.eos),
+        thinking=manifest.template.facts.get("thinking") or NO_THINKING,
+        inline_system=bool(manifest.template.facts.get("inline_system", False)),
+        has_template=manifest.template.file is not None,
+        defaults=sampling.defaults,
+        sources=sampling.sources,
+        ranges=ranges,
+        max_tokens_cap=settings.max_tokens,
+    )

@@ -1,0 +1,131 @@
+"""The model that is being served: its names and limits, and the rules that fill in what a request leaves open."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from flare.conversation import GenerationRequest, SamplingRequest
+from flare.errors import RequestError
+
+NEUTRAL = {
+    "temperature": 1.0,
+    "top_k": 0,
+    "top_p": 1.0,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+}
+"""Plain sampling from the model's own distribution: the default of what neither the recipe nor its files set."""
+
+VALID = {
+    "temperature": (-1e4, 1e4),
+    "top_k": (-1, 2**31 - 1),
+    "top_p": (0.0, 1.0),
+    "min_p": (0.0, 1.0),
+    "repetition_penalty": (1e-4, 1e4),
+    "presence_penalty": (-2.0, 2.0),
+    "frequency_penalty": (-2.0, 2.0),
+}
+"""What a core with open ranges accepts, inclusive. Temperature <= 0 is greedy, top_k 0 and -1 are off."""
+
+GREEDY_BELOW = 1e-4
+"""A positive temperature under this is greedy too: in f32 the scaled logits would overflow."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedModel:
+    """What requests are resolved against. Token counts unless said otherwise.
+
+    `names` are accepted by the model routes, `id` (an alias or the checkpoint's name) is what responses show, `root` is
+    the checkpoint's name, `created` is in Unix seconds. `ranges` is None where every valid value passes, else it maps a
+    parameter to its inclusive bounds and fixes the rest. `eos` ends a reply unless the request ignores it.
+    `thinking` is the probe's table, in the shape that `/v1/models` shows.
+    """
+
+    id: str
+    root: str
+    names: tuple[str, ...]
+    created: int
+    fingerprint: str
+    context_length: int
+    vocabulary: int
+    max_concurrency: int
+    prefill_chunk: int
+    bos: int | None
+    eos: frozenset[int]
+    thinking: Mapping[str, Any]
+    inline_system: bool
+    has_template: bool
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    sources: Mapping[str, str] = field(default_factory=dict)
+    ranges: Mapping[str, tuple[float, float] | None] | None = None
+    max_tokens_cap: int | None = None
+
+    def sampling_default(self, name: str) -> Any:
+        """Returns the prepared default of a sampling field, or the neutral one."""
+        value = self.defaults.get(name)
+        return NEUTRAL[name] if value is None else value
+
+    def resolve_sampling(self, request: SamplingRequest) -> dict[str, Any]:
+        """Returns the value of every distribution parameter. Raises RequestError naming a field out of its range."""
+        resolved = {name: self._resolve(name, getattr(request, name)) for name in NEUTRAL}
+        if resolved["temperature"] < GREEDY_BELOW:
+            resolved["temperature"] = 0.0
+        return resolved
+
+    def _resolve(self, name: str, value: float | None) -> float:
+        if value is None:
+            return self.sampling_default(name)
+        if self.ranges is None:
+            low, high = VALID[name]
+            if not low <= value <= high:
+                raise RequestError(f"{name}: {value} is outside {low:g} to {high:g}", param=name)
+            return value
+        bounds = self.ranges.get(name)
+        if bounds is None:
+            return self.sampling_default(name)
+        return min(max(value, bounds[0]), bounds[1])
+
+    def resolve_limit(self, request: GenerationRequest, prompt_tokens: int) -> int | None:
+        """Returns how many tokens may be generated, None when only the context bounds them.
+
+        Order: the request, the operator's cap, `max_new_tokens` of the model's files; their `max_length` bounds prompt
+        plus reply for the last two. Raises RequestError when the request asks for more than the cap.
+        """
+        cap = self.max_tokens_cap
+        if request.max_tokens is not None:
+            if cap is not None and request.max_tokens > cap:
+                field_name = request.max_tokens_field
+                raise RequestError(
+                    f"{field_name}: {request.max_tokens} is over this server's limit of {cap} tokens", param=field_name
+                )
+            return request.max_tokens
+        limit = cap if cap is not None else self.defaults.get("max_new_tokens")
+        max_length = self.defaults.get("max_length")
+        if max_length is not None:
+            room = max(1, max_length - prompt_tokens)
+            limit = room if limit is None else min(limit, room)
+        return limit
+
+    def check_room(self, prompt_tokens: int, prompt_field: str) -> None:
+        """Raises RequestError (context_full) when a prompt leaves no room for a reply."""
+        if prompt_tokens < self.context_length:
+            return
+        raise RequestError(
+            f"the prompt is {prompt_tokens} tokens and the context holds {self.context_length}; compact or shorten "
+            + ("the conversation" if prompt_field == "messages" else "the prompt"),
+            param=prompt_field,
+            code="context_full",
+            extra={"flare_context": self.context(prompt_tokens)},
+        )
+
+    def context(self, tokens_used: int) -> dict[str, int]:
+        """Returns the `flare_context` object for a prompt (and reply) of this many tokens."""
+        return {
+            "tokens_used": tokens_used,
+            "context_length": self.context_length,
+            "tokens_remaining": max(0, self.context_length - tokens_used),
+        }

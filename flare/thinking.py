@@ -1,0 +1,71 @@
+"""From what a request asks of the thinking controls to the variables that the chat template gets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from flare.conversation import Thinking
+from flare.errors import RequestError
+
+NO_THINKING: dict[str, Any] = {
+    "supported": False,
+    "source": None,
+    "toggle": None,
+    "effort": None,
+    "default_level": None,
+    "levels": [],
+}
+"""The table of a template without thinking controls."""
+
+
+def template_variables(asked: Thinking, table: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the template variables of the level that `asked` selects from a probed `table`.
+
+    Nothing asked: nothing passed, the template's own default holds. A level must be one of the table's ids, a switch
+    must agree with it; a switch alone picks `none`, or the default level if that thinks, else the first that does.
+    Raises RequestError with code unsupported_reasoning_effort, thinking_unsupported or conflicting_thinking.
+    """
+    if asked.level is None and asked.switch is None:
+        return {}
+    levels: list[Mapping[str, Any]] = list(table["levels"])
+    ids = [level["id"] for level in levels]
+    if not table["supported"]:
+        if asked.level in (None, "none") and asked.switch is not True:
+            return {}
+        field = asked.level_field if asked.level not in (None, "none") else asked.switch_field
+        text = "this model's chat template has no thinking controls"
+        raise _refusal(field, text, ids, code="thinking_unsupported")
+    if asked.level is not None:
+        level = next((level for level in levels if level["id"] == asked.level), None)
+        if level is None:
+            text = f"{asked.level[:80]!r} is not defined by this model's chat template; levels: {', '.join(ids)}"
+            raise _refusal(asked.level_field, text, ids, code="unsupported_reasoning_effort")
+        if asked.switch is not None and asked.switch != _thinks(level):
+            text = f"{str(asked.switch).lower()} contradicts {asked.level_field} {asked.level!r}"
+            raise _refusal(asked.switch_field, text, ids, code="conflicting_thinking")
+    elif asked.switch:
+        thinking = [level for level in levels if _thinks(level)]
+        if not thinking:
+            text = "this model's chat template cannot think"
+            raise _refusal(asked.switch_field, text, ids, code="thinking_unsupported")
+        level = next((level for level in thinking if level["default"]), thinking[0])
+    else:
+        level = next((level for level in levels if not _thinks(level)), None)
+        if level is None:
+            text = "this model's chat template cannot switch thinking off"
+            raise _refusal(asked.switch_field, text, ids, code="thinking_unsupported")
+    variables: dict[str, Any] = {}
+    if table["toggle"] is not None and level["enable_thinking"] is not None:
+        variables[table["toggle"]] = level["enable_thinking"]
+    if table["effort"] is not None and level["reasoning_effort"] is not None:
+        variables[table["effort"]] = level["reasoning_effort"]
+    return variables
+
+
+def _thinks(level: Mapping[str, Any]) -> bool:
+    return level["id"] != "none"
+
+
+def _refusal(field: str, text: str, ids: list[str], *, code: str) -> RequestError:
+    return RequestError(f"{field}: {text}", param=field, code=code, extra={"levels": ids})

@@ -1,0 +1,164 @@
+"""A core is refused, in one line that names the file, for anything on disk that disagrees with its manifest."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from flare.core.directory import open_core, verify_weights
+from flare.core.manifest import decode_manifest
+from flare.errors import CoreError, InputError
+
+
+@pytest.fixture
+def core(tiny_core: Path, tmp_path: Path) -> Path:
+    """A copy of the tiny core that a test may damage."""
+    return Path(shutil.copytree(tiny_core, tmp_path / "core"))
+
+
+def rewrite(core: Path, change: object) -> None:
+    """Changes the manifest and its checksum together, as somebody would who wants to get past the hash."""
+    import hashlib
+
+    manifest = json.loads((core / "core.json").read_bytes())
+    change(manifest)
+    data = json.dumps(manifest, indent=2, sort_keys=True).encode() + b"\n"
+    (core / "core.json").write_bytes(data)
+    (core / "core.sha256").write_text(f"{hashlib.sha256(data).hexdigest()}  core.json\n")
+
+
+def refused(core: Path, *, verify: bool = False) -> str:
+    with pytest.raises(CoreError) as caught:
+        open_core(core, verify=verify)
+    message = str(caught.value)
+    assert "\n" not in message and len(message) < 400
+    return message
+
+
+def test_a_good_core_opens(core: Path) -> None:
+    opened = open_core(core, verify=True)
+    assert opened.manifest.model.recipe == "dense"
+    assert decode_manifest((core / "core.json").read_bytes()).encode() == (core / "core.json").read_bytes()
+
+
+def test_a_missing_directory_is_an_input_error(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no such core directory"):
+        open_core(tmp_path / "nothing")
+
+
+def test_a_directory_without_a_manifest(tmp_path: Path) -> None:
+    assert "core.json" in refused(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "name", ["core.json", "core.sha256", "graphs/step.msgpack", "tokenizer.json", "oracle.msgpack"]
+)
+def test_one_flipped_bit(core: Path, name: str) -> None:
+    data = bytearray((core / name).read_bytes())
+    data[len(data) // 2] ^= 1
+    (core / name).write_bytes(data)
+    assert refused(core).startswith("core.json" if name.startswith("core.") else name)
+
+
+def test_a_flipped_bit_in_a_library(core: Path) -> None:
+    library = sorted((core / "kernels").iterdir())[0]
+    data = bytearray(library.read_bytes())
+    data[-1] ^= 0x80
+    library.write_bytes(data)
+    assert library.name in refused(core)
+
+
+def test_a_flipped_weight_shows_when_every_byte_is_hashed(core: Path) -> None:
+    weights = core / "weights.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[-100] ^= 4
+    weights.write_bytes(data)
+    opened = open_core(core)  # size and header are right
+    with pytest.raises(CoreError, match="weights.safetensors"):
+        verify_weights(opened)
+    assert "weights.safetensors" in refused(core, verify=True)
+
+
+def test_a_flipped_bit_in_the_weights_header(core: Path) -> None:
+    weights = core / "weights.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[20] ^= 1
+    weights.write_bytes(data)
+    assert "weights.safetensors" in refused(core)
+
+
+@pytest.mark.parametrize("name", ["weights.safetensors", "tokenizer.json", "graphs/step.msgpack"])
+@pytest.mark.parametrize("change", [-1, 1])
+def test_sizes_that_disagree(core: Path, name: str, change: int) -> None:
+    path = core / name
+    data = path.read_bytes()
+    path.write_bytes(data[:-1] if change < 0 else data + b"\0")
+    assert refused(core).startswith(name)
+
+
+@pytest.mark.parametrize("name", ["weights.safetensors", "tokenizer.json", "graphs/step.msgpack", "core.json"])
+def test_links_are_refused(core: Path, tmp_path: Path, name: str) -> None:
+    moved = tmp_path / "elsewhere"
+    shutil.move(core / name, moved)
+    (core / name).symlink_to(moved)
+    assert name in refused(core)
+
+
+def test_a_linked_folder_is_refused(core: Path, tmp_path: Path) -> None:
+    moved = tmp_path / "kernels-elsewhere"
+    shutil.move(core / "kernels", moved)
+    (core / "kernels").symlink_to(moved)
+    assert "kernels" in refused(core)
+
+
+@pytest.mark.parametrize("name", ["", "tokenizer.json", "kernels", "weights.safetensors"])
+def test_files_that_others_may_write(core: Path, name: str) -> None:
+    path = core / name
+    os.chmod(path, os.stat(path).st_mode | 0o002)
+    assert "others may write" in refused(core)
+
+
+def test_a_missing_file(core: Path) -> None:
+    (core / "tokenizer.json").unlink()
+    assert "tokenizer.json: missing" in refused(core)
+
+
+def test_a_fifo_is_refused_without_waiting(core: Path) -> None:
+    (core / "tokenizer.json").unlink()
+    os.mkfifo(core / "tokenizer.json")
+    assert "tokenizer.json" in refused(core)
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        (lambda m: m.update(version=2), "version 2"),
+        (lambda m: m.update(version=True), "version True"),
+        (lambda m: m.pop("limits"), "limits"),
+        (lambda m: m.update(extra=1), "extra"),
+        (lambda m: m["limits"].update(slots=0), "limits.slots"),
+        (lambda m: m["limits"].update(slots="many"), "limits.slots"),
+        (lambda m: m["limits"].update(page_tokens=24), "limits.page_tokens"),
+        (lambda m: m["segments"].update(arena_bytes=-1), "segments.arena_bytes"),
+        (lambda m: m["segments"].update(io_bytes=4), "segments.io_bytes"),
+        (lambda m: m["segments"].update(weights_offset=100), "segments.weights_offset"),
+        (lambda m: m["files"].update({"../outside": m["files"]["tokenizer.json"]}), "../outside"),
+        (lambda m: m["files"].update({"/absolute": m["files"]["tokenizer.json"]}), "/absolute"),
+        (lambda m: m["files"].pop("oracle.msgpack"), "oracle.msgpack"),
+        (lambda m: m["graphs"].pop("step"), "step"),
+        (lambda m: m["tokens"].update(eos=[10**6]), "tokens"),
+    ],
+)
+def test_manifests_that_lie(core: Path, change: object, field: str) -> None:
+    rewrite(core, change)
+    assert field in refused(core)
+
+
+@pytest.mark.parametrize("data", [b"", b"[]", b"{", b"\xff\xfe", b'{"version": 1}', b"null", b"[" * 100_000])
+def test_bytes_that_are_no_manifest(data: bytes) -> None:
+    with pytest.raises(CoreError):
+        decode_manifest(data)

@@ -1,0 +1,265 @@
+"""What happens around an answer: clients that leave, pause or are too many; silence; the end of the server."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import socket
+import threading
+from typing import Any
+
+import pytest
+
+from flare.http.sse import KEEPALIVE, EventStream, Keeper
+from tests.support.live_server import LiveServer, events, reply
+from tests.support.scripted_replay import ReplayDead
+
+CHAT, RAW = "/v1/chat/completions", "/v1/completions"
+ENDLESS: Any = lambda prompt, choice: [97] * 400  # noqa: E731
+
+
+def send(connection: socket.socket, **fields: Any) -> None:
+    """Sends a request to Completions."""
+    body = json.dumps({"prompt": "hi", **fields}).encode()
+    head = f"POST {RAW} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    connection.sendall(head.encode() + body)
+
+
+def connect(server: LiveServer, **fields: Any) -> socket.socket:
+    """Sends a request and returns its connection without reading."""
+    connection = socket.create_connection(("127.0.0.1", server.port), timeout=30)
+    send(connection, **fields)
+    return connection
+
+
+@pytest.mark.parametrize("fields", [{"stream": True}, {"stream": False}, {"stream": True, "n": 2}])
+def test_a_client_that_leaves_ends_its_request(fields: dict[str, Any]) -> None:
+    with LiveServer(script=ENDLESS) as server:
+        server.replay.pause()
+        connection = connect(server, **fields)
+        server.replay.wait_until_held()
+        assert len(server.server.generator.answers) == 1
+        connection.close()
+        server.until(lambda: not server.server.generator.answers)
+        server.replay.resume()
+        server.idle()
+        assert server.runtime.stats().cancelled == fields.get("n", 1)
+        assert server.runtime.stats().generated_tokens < 50
+
+
+def test_a_client_that_leaves_the_queue() -> None:
+    with LiveServer(script=ENDLESS, replay={"slots": 1}) as server:
+        server.replay.pause()
+        first = connect(server, stream=True)
+        server.replay.wait_until_held()
+        second = connect(server, stream=True)
+        server.until(lambda: len(server.server.generator.answers) == 2)
+        second.close()
+        server.until(lambda: len(server.server.generator.answers) == 1)
+        first.close()
+        server.until(lambda: not server.server.generator.answers)
+        server.replay.resume()
+        server.idle()
+
+
+def test_clients_that_leave_at_every_point() -> None:
+    """Connections dropped after any number of steps leave nothing behind, and the next request works."""
+    with LiveServer(script=ENDLESS) as server:
+        for steps in range(8):
+            server.replay.pause()
+            connection = connect(server, stream=True, n=2)
+            for _ in range(steps):
+                server.replay.wait_until_held()
+                server.replay.allow()
+            server.replay.wait_until_held()
+            connection.close()
+            server.replay.resume()
+            server.idle()
+        status, answer = server.post(RAW, {"prompt": "x", "max_tokens": 3})
+        assert status == 200 and answer["choices"][0]["text"] == "aaa"
+
+
+def test_a_paused_reader_loses_nothing() -> None:
+    """The reader takes nothing until the model is done, with buffers too small for the answer; then all is there."""
+    with LiveServer(script=ENDLESS) as server:
+        server.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        connection = socket.socket()
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.settimeout(30)
+        connection.connect(("127.0.0.1", server.port))
+        send(connection, stream=True, max_tokens=400)
+        server.until(lambda: server.runtime.stats().completed == 1)
+        (answer,) = server.server.generator.answers  # done, but not delivered
+        assert answer.ended and server.server.generator.admission.used == 1
+        response = http.client.HTTPResponse(connection, method="POST")
+        response.begin()
+        chunks = events(response.read())
+        connection.close()
+        assert "".join(chunk["choices"][0]["text"] for chunk in chunks[:-1]) == "a" * 400
+        server.idle()
+
+
+def test_tokens_are_sent_as_they_come() -> None:
+    """Each step's text reaches the client before the next step is allowed; nothing before the first token."""
+    with LiveServer(script=lambda p, c: reply("abc")) as server:
+        server.replay.pause()
+        body = json.dumps({"messages": [{"role": "user", "content": "x"}], "stream": True}).encode()
+        connection = socket.create_connection(("127.0.0.1", server.port), timeout=30)
+        head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+        connection.sendall(head.encode() + body)
+        response = http.client.HTTPResponse(connection, method="POST")
+        response.begin()  # headers come before the prompt is computed
+        assert response.status == 200
+        server.replay.wait_until_held()
+        server.replay.allow()
+        read = b""
+        while read.count(b"\n\n") < 2:  # the role, and the first text
+            read += response.read1()
+        role, first = events(read)
+        assert role["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+        assert first["choices"][0]["delta"] == {"content": "a"}
+        server.replay.wait_until_held()
+        server.replay.allow()
+        assert events(response.read1())[0]["choices"][0]["delta"] == {"content": "b"}
+        server.replay.resume()
+        rest = events(response.read())
+        assert rest[0]["choices"][0]["delta"] == {"content": "c"} and rest[-1] == "[DONE]"
+        connection.close()
+
+
+def test_a_failure_while_streaming_ends_the_stream() -> None:
+    with LiveServer(script=ENDLESS) as server:
+        failed = threading.Event()
+
+        def on_step(tokens: int, rows: int) -> None:
+            if server.replay.steps == 3 and not failed.is_set():
+                failed.set()
+                raise ValueError("a secret")
+
+        server.replay.on_step = on_step
+        _, _, data = server.request("POST", CHAT, {"messages": [{"role": "user", "content": "x"}], "stream": True})
+        chunks = events(data)
+        assert chunks[0]["choices"][0]["delta"]["role"] == "assistant"
+        assert chunks[-1]["error"]["type"] == "server_error" and "secret" not in data.decode()
+        server.idle()
+        assert server.post(RAW, {"prompt": "x", "max_tokens": 1})[0] == 200
+
+
+def test_a_dead_replay_makes_the_server_unhealthy() -> None:
+    with LiveServer(script=ENDLESS) as server:
+        server.replay.die()
+        status, _, data = server.request("POST", RAW, {"prompt": "x"})
+        assert status == 500 and json.loads(data)["error"]["type"] == "server_error"
+        server.until(lambda: not server.runtime.healthy)
+        for path, method in ((RAW, "POST"), (CHAT, "POST"), ("/health", "GET")):
+            status, headers, data = server.request(method, path, {"prompt": "x"})
+            assert status == 503 and "retry-after" in headers
+            assert json.loads(data)["error"]["type"] == "server_error"
+        assert server.request("GET", "/v1/models")[0] == 200
+        assert issubclass(ReplayDead, Exception)
+
+
+def test_a_full_queue_is_503_and_frees_up() -> None:
+    with LiveServer(script=ENDLESS, replay={"slots": 1}, max_waiting=1) as server:
+        server.replay.pause()
+        held = [connect(server, stream=True) for _ in range(2)]
+        server.until(lambda: len(server.server.generator.answers) == 2)
+        for stream in (False, True):
+            status, headers, data = server.request("POST", RAW, {"prompt": "x", "stream": stream})
+            assert (status, json.loads(data)["error"]["code"]) == (503, "queue_full") and headers["retry-after"] == "1"
+        for fields in ({"n": 2}, {"prompt": ["a", "b", "c"]}):
+            assert server.request("POST", RAW, {"prompt": "x"} | fields)[0] == 503  # all choices or none
+        for connection in held:
+            connection.close()
+        server.replay.resume()
+        server.idle()
+        assert server.post(RAW, {"prompt": "x", "max_tokens": 2})[0] == 200
+
+
+def test_admission_is_429_and_frees_up() -> None:
+    with LiveServer(script=ENDLESS, settings={"max_requests": 2}) as server:
+        server.replay.pause()
+        held = connect(server, stream=True)
+        server.until(lambda: server.server.generator.admission.used == 1)
+        status, headers, data = server.request("POST", RAW, {"prompt": "x", "n": 2})
+        assert (status, json.loads(data)["error"]["type"]) == (429, "rate_limit_error") and headers[
+            "retry-after"
+        ] == "1"
+        assert server.request("POST", RAW, {"prompt": "x", "n": 3})[0] == 400
+        assert server.server.generator.admission.used == 1
+        held.close()
+        server.replay.resume()
+        server.idle()
+
+
+def test_stopping_ends_every_answer() -> None:
+    with LiveServer(script=ENDLESS) as server:
+        server.replay.pause()
+        results: list[tuple[int, bytes]] = []
+
+        def ask(stream: bool) -> None:
+            status, _, data = server.request("POST", RAW, {"prompt": "x", "stream": stream})
+            results.append((status, data))
+
+        threads = [threading.Thread(target=ask, args=(stream,)) for stream in (True, False)]
+        for thread in threads:
+            thread.start()
+        server.until(lambda: len(server.server.generator.answers) == 2)
+        server.on_loop(server.server.stop())
+        for thread in threads:
+            thread.join()
+        server.replay.resume()
+        (streamed, buffered) = sorted(results)
+        assert streamed[0] == 200 and "shutting down" in events(streamed[1])[-1]["error"]["message"]
+        assert buffered[0] == 503 and "shutting down" in json.loads(buffered[1])["error"]["message"]
+        with pytest.raises(ConnectionError):
+            server.request("GET", "/health")
+
+
+def test_silent_streams_get_comments() -> None:
+    """The keeper's ticks stand for time: a comment each time a stream has been silent for all of them."""
+    with LiveServer(script=lambda p, c: reply("ab")) as server:
+        server.replay.pause()
+        connection = connect(server, stream=True)
+        server.replay.wait_until_held()
+        keeper = server.server.generator.keeper
+        server.until(lambda: len(keeper.streams) == 1)
+
+        async def silence(ticks: int) -> None:
+            for _ in range(ticks):
+                keeper.tick()
+                await asyncio.sleep(0)
+
+        server.on_loop(silence(2 * keeper.ticks))
+        server.replay.resume()
+        response = http.client.HTTPResponse(connection, method="POST")
+        response.begin()
+        data = response.read()
+        assert data.startswith(2 * KEEPALIVE + b"data: ")
+        assert events(data)[-1] == "[DONE]"
+        connection.close()
+
+
+def test_a_reader_that_pauses_collects_one_comment() -> None:
+    keeper, stream = Keeper(15.0), EventStream()
+    keeper.streams.add(stream)
+    assert keeper.tick_s * keeper.ticks == 15.0
+    for _ in range(20 * keeper.ticks):
+        keeper.tick()
+    assert stream._frames == [KEEPALIVE]
+
+
+def test_one_delivery_is_one_call_to_the_loop() -> None:
+    """However many choices a step serves, the engine wakes the loop once a step."""
+    calls: list[int] = []
+    with LiveServer(script=lambda p, c: reply("abcdef")) as server:
+        dispatch = server.runtime._dispatch
+
+        def counted(batch: list[Any]) -> None:
+            calls.append(len(batch))
+            dispatch(batch)
+
+        server.runtime._dispatch = counted
+        assert server.post(RAW, {"prompt": "x", "n": 4})[0] == 200
+        assert len(calls) <= server.replay.steps and max(calls) == 4 and sum(calls) == 4 * 7

@@ -1,0 +1,198 @@
+"""The command `flare`: quick to answer, thin, and one line when it cannot."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flare.cli import make_parser, runtime_settings
+from flare.config import MIB, MemorySize, parse_memory_size, read_api_key, usable_cpus
+from flare.errors import InputError
+from flare.report import Laps, process_age, start_report
+
+THIN = """
+import sys
+import flare.cli, flare.http.startup, flare.chat_terminal
+flare.http.startup.import_http_library()
+heavy = {"torch", "triton", "transformers", "ignition", "recipes", "numpy", "pydantic", "typer", "rich"}
+print(sorted(heavy & set(sys.modules)))
+"""
+
+
+def flare(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "flare.cli", *arguments], capture_output=True, text=True, **options)
+
+
+def failed(result: subprocess.CompletedProcess[str], code: int) -> str:
+    assert result.returncode == code, result
+    assert result.stdout == "" and result.stderr.startswith("flare: ")
+    assert result.stderr.count("\n") == 1 and "Traceback" not in result.stderr
+    return result.stderr
+
+
+def test_help_names_the_commands_and_does_little() -> None:
+    result = flare("--help")
+    assert result.returncode == 0 and {"serve", "chat"} <= set(result.stdout.split())
+    slow = {"asyncio", "aiohttp", "msgspec", "jinja2", "tokenizers", "numpy", "ctypes", "ssl"}
+    found = subprocess.run(
+        [sys.executable, "-c", "import flare.cli, sys; print(*sys.modules)"], capture_output=True, text=True, check=True
+    )
+    assert not slow & set(found.stdout.split())
+
+
+def test_version() -> None:
+    result = flare("--version")
+    assert (result.returncode, result.stdout) == (0, "flare 0.1.0\n")
+
+
+def test_serving_imports_nothing_heavy() -> None:
+    result = subprocess.run([sys.executable, "-c", THIN], capture_output=True, text=True)
+    assert result.stdout == "[]\n", result.stdout + result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ((), "COMMAND"),
+        (("bogus",), "bogus"),
+        (("serve",), "CORE"),
+        (("serve", "x", "--port", "65536"), "--port"),
+        (("serve", "x", "--port", "http"), "--port"),
+        (("serve", "x", "--threads", "0"), "--threads"),
+        (("serve", "x", "--max-tokens", "0"), "--max-tokens"),
+        (("serve", "x", "--kv-memory", "2 parsecs"), "2 parsecs"),
+        (("serve", "x", "--api-key-file", "no/such/file"), "no/such/file"),
+        (("serve", "x", "--host", "no.such.host.invalid"), "no.such.host.invalid"),
+        (("serve", "no/such/core", "--port", "0"), "no/such/core"),
+        (("chat", "no/such/core", "hello"), "no/such/core"),
+        (("chat", "x", "--nope"), "--nope"),
+    ],
+)
+def test_bad_input_is_one_line(arguments: tuple[str, ...], says: str) -> None:
+    assert says in failed(flare(*arguments, stdin=subprocess.DEVNULL), 2)
+
+
+def test_a_bad_core_is_one_line(tmp_path: Path) -> None:
+    assert "core.json" in failed(flare("serve", str(tmp_path), "--port", "0"), 1)
+
+
+def test_a_taken_port_is_noticed_before_the_core_is_touched() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        line = failed(flare("serve", "no/such/core", "--port", str(port)), 2)
+    assert f"port {port}" in line and "in use" in line
+
+
+def test_an_empty_prompt_is_refused() -> None:
+    assert "prompt is empty" in failed(flare("chat", "x", input=" \n"), 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("4096", MemorySize(bytes=4096)),
+        ("2GiB", MemorySize(bytes=2 << 30)),
+        ("1.5 gib", MemorySize(bytes=3 << 29)),
+        ("800MB", MemorySize(bytes=800_000_000)),
+        ("512KiB", MemorySize(bytes=512 << 10)),
+        ("40%", MemorySize(share=0.4)),
+        (" 95 %", MemorySize(share=0.95)),
+    ],
+)
+def test_sizes(text: str, size: MemorySize) -> None:
+    assert parse_memory_size(text) == size
+
+
+@pytest.mark.parametrize(
+    "text", ["", "GiB", "0", "-1GiB", "1e400", "nan", "inf", "96%", "0%", "1GiB%", "3 XB", "999999TiB"]
+)
+def test_no_sizes(text: str) -> None:
+    with pytest.raises(InputError):
+        parse_memory_size(text)
+
+
+def test_options_become_settings() -> None:
+    options = make_parser().parse_args(
+        ["serve", "c", "--threads", "3", "--kv-memory", "64MiB", "--huge-pages", "--alias", "a"]
+    )
+    settings = runtime_settings(options, tuple(options.alias))
+    assert (settings.core, settings.threads, settings.huge_pages, settings.aliases) == ("c", 3, True, ("a",))
+    assert settings.kv_memory == MemorySize(bytes=64 * MIB) and settings.max_tokens is None
+    assert (options.host, options.port) == ("127.0.0.1", 8000)
+    assert runtime_settings(make_parser().parse_args(["chat", "c"])).threads == usable_cpus()
+
+
+def test_key_files(tmp_path: Path) -> None:
+    file = tmp_path / "key"
+    for content, key in ((b"", ""), (b" \n", ""), (b"sk-1\n", "sk-1")):
+        file.write_bytes(content)
+        assert read_api_key(file) == key
+    for content in (b"two words", b"\xff", b"k" * 5000, b"a\nb"):
+        file.write_bytes(content)
+        with pytest.raises(InputError):
+            read_api_key(file)
+
+
+def test_the_start_report_adds_up() -> None:
+    """Printed milliseconds add up to the printed total, whatever the roundings."""
+    main = Laps(laps=[("python", 0.0214), ("imports", 0.1804), ("core", 0.0124), ("listen", 0.0044)])
+    beside = Laps(laps=[("tokenizer", 0.048), ("kernels", 0.003)])
+    first, second = start_report(main, beside)
+    parts = [int(number) for number in re.findall(r"(\d+) ms", first)]
+    assert sum(parts[:-1]) == parts[-1] == round(main.total * 1e3)
+    assert second == "loaded beside the imports: tokenizer 48 ms, kernels 3 ms"
+
+
+def test_laps_leave_no_gap() -> None:
+    before = time.monotonic()
+    laps = Laps.since_process_start()
+    for name in ("a", "b"):
+        laps.mark(name)
+    assert [name for name, _ in laps.laps] == ["python", "a", "b"]
+    assert sum(seconds for _, seconds in laps.laps[1:]) == pytest.approx(laps.last - before, abs=0.05)
+    assert laps.laps[0][1] == pytest.approx(process_age(), abs=0.05)
+
+
+SERVE = """
+from flare.config import RuntimeSettings, ServerSettings
+from flare.http import startup
+from flare import runtime
+from flare.report import Laps
+from tests.support.live_server import LiveServer, reply
+
+made = LiveServer(script=lambda prompt, choice: [97] * 400)
+made.sock.close()
+runtime.Runtime.load = classmethod(lambda cls, settings, laps: (laps.mark("scripted"), made.runtime)[1])
+startup.serve(RuntimeSettings(core="c", threads=1), ServerSettings(port=0), Laps.since_process_start())
+print("closed", made.replay._dead)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_server_in_order(repository: Path, number: int) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", SERVE], cwd=repository, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stderr is not None
+    report = [process.stderr.readline() for _ in range(3)]
+    parts = [int(n) for n in re.findall(r"(\d+) ms", report[0])]
+    assert sum(parts[:-1]) == parts[-1]
+    assert re.findall(r"(\w+) \d+ ms,", report[0]) == ["python", "options", "bind", "imports", "core"]
+    assert report[1].startswith("loaded beside the imports: scripted ")
+    match = re.fullmatch(r"serving org/tiny on http://127\.0\.0\.1:(\d+)/v1\n", report[2])
+    assert match, report
+    with socket.create_connection(("127.0.0.1", int(match[1])), timeout=10) as connection:
+        connection.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert connection.recv(4096).startswith(b"HTTP/1.1 200")
+        os.kill(process.pid, number)
+        out, errors = process.communicate(timeout=20)
+    assert process.returncode == 0 and out == "closed the replay is closed\n" and errors == ""

@@ -1,0 +1,293 @@
+"""The runtime without a server: what a manifest becomes, how memory is shared out, requests in and events out."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from queue import SimpleQueue
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from flare.chat_terminal import Terminal
+from flare.config import MemorySize, RuntimeSettings
+from flare.conversation import (
+    Conversation,
+    Event,
+    Failed,
+    Finished,
+    GenerationRequest,
+    Message,
+    RawPrompt,
+    SamplingRequest,
+    Text,
+)
+from flare.core.manifest import Limits, Model, Sampling, Template, Tokens
+from flare.errors import InputError, RequestError
+from flare.memory import choose_kv_pages, free_memory
+from flare.prompting import template_messages
+from flare.runtime import Runtime, served_model
+from tests.support.live_server import EOS, LiveServer, reply
+
+MIB = 1 << 20
+
+
+def make_core(**sampling: Any) -> Any:
+    """What `served_model` reads of an opened core."""
+    manifest = SimpleNamespace(
+        model=Model(
+            id="maker/name",
+            recipe="dense",
+            architecture="A",
+            source="s",
+            vocabulary=99,
+            layers=1,
+            hidden_size=8,
+            parameters=9,
+        ),
+        limits=Limits(max_context=100, slots=3, page_tokens=16, max_step_tokens=32, max_rows=3),
+        tokens=Tokens(bos=1, eos=[2, 3], pad=None, add_bos=True),
+        template=Template(file="t.jinja", source="t", facts={"inline_system": True}),
+        sampling=Sampling(**{"defaults": {}, "sources": {}, "ranges": "open"} | sampling),
+    )
+    return SimpleNamespace(manifest=manifest, manifest_sha256="ab" * 32)
+
+
+def test_what_a_manifest_becomes() -> None:
+    settings = RuntimeSettings(core="c", threads=1, aliases=("short", "other"), max_tokens=50)
+    core = make_core(defaults={"top_k": 7, "min_p": None}, ranges={"temperature": [0.5, 1.0], "top_p": None})
+    model = served_model(core, settings, kv_pages=5)
+    assert (model.id, model.root, model.names) == ("short", "maker/name", ("short", "other", "maker/name"))
+    assert model.context_length == 5 * 16  # the pool is smaller than the core's context
+    assert served_model(core, settings, kv_pages=50).context_length == 100
+    assert (model.eos, model.bos, model.vocabulary, model.max_tokens_cap) == ({2, 3}, 1, 99, 50)
+    assert model.ranges == {"temperature": (0.5, 1.0), "top_p": None}
+    assert model.sampling_default("top_k") == 7 and model.sampling_default("min_p") == 0.0
+    assert model.inline_system and model.has_template and not model.thinking["supported"]
+    plain = served_model(make_core(), RuntimeSettings(core="c", threads=1), kv_pages=5)
+    assert (plain.id, plain.ranges) == ("maker/name", None)
+
+
+GROUP = {
+    "memory.max": f"{900 * MIB}",
+    "memory.current": f"{500 * MIB}",
+    "memory.stat": f"file 1\ninactive_file {100 * MIB}\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("files", "free"),
+    [
+        ({}, 600 * MIB),
+        (GROUP, 500 * MIB),
+        (GROUP | {"memory.max": "max"}, 600 * MIB),
+        (GROUP | {"memory.current": f"{2000 * MIB}"}, 0),
+    ],
+)
+def test_free_memory(tmp_path: Path, files: dict[str, str], free: int) -> None:
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text(f"MemTotal:       1024000 kB\nMemAvailable:   {600 * 1024} kB\n")
+    for name, content in files.items():
+        (tmp_path / name).write_text(content)
+    assert free_memory(meminfo, tmp_path) == free
+
+
+@pytest.mark.parametrize(
+    ("wanted", "free", "pages"),
+    [
+        (None, 10_000 * MIB, 4 * 7),  # every slot's full context, no more
+        (None, 60 * MIB, 20),  # half of what is left beside the weights
+        (MemorySize(share=0.25), 60 * MIB, 10),
+        (MemorySize(bytes=8 * MIB), 60 * MIB, 8),
+        (MemorySize(bytes=8 * MIB + 5), 60 * MIB, 8),
+        (MemorySize(bytes=999 * MIB), 60 * MIB, 28),  # bounded by what can be used, which fits
+    ],
+)
+def test_pages_of_the_pool(wanted: MemorySize | None, free: int, pages: int) -> None:
+    assert choose(wanted, free) == pages
+
+
+def choose(wanted: MemorySize | None, free: int) -> int:
+    return choose_kv_pages(
+        wanted, free=free, reserved=20 * MIB, page_bytes=MIB, page_tokens=16, slots=4, max_context=100
+    )
+
+
+@pytest.mark.parametrize(
+    ("wanted", "free"),
+    [(None, 20 * MIB), (None, 0), (MemorySize(bytes=MIB), 60 * MIB), (MemorySize(bytes=25 * MIB), 40 * MIB)],
+)
+def test_too_little_memory_is_one_line(wanted: MemorySize | None, free: int) -> None:
+    with pytest.raises(InputError) as caught:
+        choose(wanted, free)
+    assert "--kv-memory" in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_where_system_text_may_stand() -> None:
+    system, user, late = Message("system", "S1"), Message("user", "u"), Message("system", "S2")
+    plain = {"role": "user", "content": "u"}
+    assert template_messages([system, user, late], inline_system=True) == [
+        {"role": "system", "content": "S1"},
+        plain,
+        {"role": "system", "content": "S2"},
+    ]
+    assert template_messages([system, user, late], inline_system=False)[2] == {
+        "role": "user",
+        "content": "<system>\nS2\n</system>",
+    }
+    both = [system, user, Message("developer", "D1"), user, late]
+    for inline in (True, False):
+        leading, *rest = template_messages(both, inline_system=inline)
+        assert leading["role"] == "system" and rest == [plain, plain]
+        assert (
+            leading["content"] == "<system>\nS1\n</system>\n\n<developer>\nD1\n</developer>\n\n<system>\nS2\n</system>"
+        )
+    assert template_messages([Message("assistant", "a", "why")], inline_system=True) == [
+        {"role": "assistant", "content": "a", "reasoning_content": "why"}
+    ]
+
+
+def run(runtime: Runtime, request: GenerationRequest, batches: SimpleQueue[Any]) -> list[Event]:
+    """All events of a request, taken from the engine's batches on this thread."""
+    events: list[Event] = []
+    answer = runtime.submit(runtime.prepare(request), events.append, 0.0)
+    while not answer.ended:
+        runtime.receive(batches.get(timeout=20))
+    return events
+
+
+@pytest.fixture
+def batches() -> SimpleQueue[Any]:
+    return SimpleQueue()
+
+
+def make_runtime(batches: SimpleQueue[Any], script: Any, **options: Any) -> tuple[Runtime, LiveServer]:
+    """A started runtime over a scripted replay, and the server that made it, which never listens."""
+    made = LiveServer(script=script, **options)
+    made.sock.close()
+    made.runtime.start(batches.put)
+    return made.runtime, made
+
+
+def test_events_of_a_request(batches: SimpleQueue[Any]) -> None:
+    runtime, _ = make_runtime(batches, lambda prompt, choice: reply("né"))
+    events = run(runtime, GenerationRequest(prompts=[RawPrompt("hi")], prompt_field="prompt"), batches)
+    assert [(e.text, e.tokens) for e in events] == [("n", 1), ("", 1), ("é", 1), ("", 1)]
+    assert [type(e) for e in events] == [Text, Text, Text, Finished]
+    assert events[-1].completion_tokens == 4 and events[-1].cause == "stop_token"
+    runtime.close()
+
+
+def test_all_choices_run_or_none(batches: SimpleQueue[Any]) -> None:
+    runtime, made = make_runtime(batches, lambda p, c: reply("x"), max_waiting=0, replay={"slots": 2})
+    request = GenerationRequest(prompts=[RawPrompt("hi")], prompt_field="prompt", n=3)
+    with pytest.raises(RequestError) as caught:
+        runtime.submit(runtime.prepare(request), lambda event: pytest.fail(f"{event}"), 0.0)
+    assert caught.value.status == 503
+    while runtime.stats().cancelled < 2:
+        runtime.receive(batches.get(timeout=20))
+    assert len(run(runtime, GenerationRequest(prompts=[RawPrompt("hi")], prompt_field="prompt", n=2), batches)) == 4
+    runtime.close()
+    assert made.replay._dead
+
+
+def test_a_choice_that_cannot_be_decoded_ends_its_own_answer_only(batches: SimpleQueue[Any]) -> None:
+    runtime, made = make_runtime(batches, lambda prompt, choice: reply("abc"))
+    made.replay.pause()
+    request = GenerationRequest(prompts=[RawPrompt("hi")], prompt_field="prompt")
+    bad: list[Event] = []
+    good: list[Event] = []
+    first = runtime.submit(runtime.prepare(request), bad.append, 0.0)
+    second = runtime.submit(runtime.prepare(request), good.append, 0.0)
+    first.choices[0].decoder = SimpleNamespace(push=lambda token: 1 / 0)
+    made.replay.resume()
+    while not (first.ended and second.ended):
+        runtime.receive(batches.get(timeout=20))
+    assert [type(event) for event in bad] == [Failed] and bad[0].error.status == 500
+    assert "".join(event.text for event in good) == "abc"
+    runtime.close()
+
+
+def test_defaults_fill_what_a_request_leaves_open(batches: SimpleQueue[Any]) -> None:
+    runtime, _ = make_runtime(batches, None, model={"defaults": {"temperature": 0.5, "top_k": 9, "seed": 4}})
+    request = GenerationRequest(prompts=[RawPrompt("hi")], prompt_field="prompt", stop_token_ids=frozenset({7}))
+    prepared = runtime.prepare(request)
+    assert (prepared.sampling.temperature, prepared.sampling.top_k, prepared.sampling.top_p) == (0.5, 9, 1.0)
+    assert prepared.sampling.seed == 4 and prepared.stop_tokens == {7, EOS}
+    asked = SamplingRequest(temperature=1e-9, top_k=-1, seed=8)
+    prepared = runtime.prepare(
+        GenerationRequest(prompts=[RawPrompt("x")], prompt_field="prompt", sampling=asked, ignore_eos=True)
+    )
+    assert (prepared.sampling.temperature, prepared.sampling.top_k, prepared.sampling.seed) == (0.0, -1, 8)
+    assert prepared.stop_tokens == set()
+    runtime.close()
+
+
+def test_a_conversation_in_the_terminal() -> None:
+    seen: list[str] = []
+
+    def script(prompt: tuple[int, ...], choice: int) -> list[int]:
+        text = "".join(chr(token) if token < 256 else "|" for token in prompt)
+        if not seen or seen[-1] != text:
+            seen.append(text)
+        return reply(f"answer {len(seen)}")
+
+    made = LiveServer(script=script)
+    made.sock.close()
+    out, notes = io.StringIO(), io.StringIO()
+    terminal = Terminal(made.runtime, out, notes)
+    terminal.ask("one")
+    terminal.ask("two")
+    assert out.getvalue() == "answer 1\nanswer 2\n"
+    assert seen[1] == "|user\none|\n|assistant\nanswer 1|\n|user\ntwo|\n|assistant\n"
+    assert notes.getvalue().count("9 tokens, first after ") == 2 and "tokens/s" in notes.getvalue()
+    with pytest.raises(RequestError):
+        terminal.ask("x" * 600)
+    assert [message.text for message in terminal.messages] == ["one", "answer 1", "two", "answer 2"]
+    made.runtime.close()
+
+
+def test_an_interrupted_answer_is_kept_as_far_as_it_came(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = LiveServer(script=lambda prompt, choice: [97] * 400)
+    made.sock.close()
+    out, notes = io.StringIO(), io.StringIO()
+    terminal = Terminal(made.runtime, out, notes)
+    receive, count = made.runtime.receive, 0
+
+    def interrupted(batch: Any) -> None:
+        nonlocal count
+        count += 1
+        if count == 3:
+            raise KeyboardInterrupt
+        receive(batch)
+
+    monkeypatch.setattr(made.runtime, "receive", interrupted)
+    terminal.ask("go on")
+    assert out.getvalue() == "aa\n" and "(stopped)" in notes.getvalue()
+    assert terminal.messages[-1] == Message("assistant", "aa")
+    terminal.ask("again")
+    made.runtime.close()
+
+
+def test_a_real_core_answers(tiny_core: Path, batches: SimpleQueue[Any]) -> None:
+    """The whole chain over an exported core: greedy answers repeat, alone and beside others."""
+    settings = RuntimeSettings(core=str(tiny_core), threads=1, kv_memory=MemorySize(bytes=4 * MIB))
+    runtime = Runtime.load(settings)
+    runtime.start(batches.put)
+    prompts = [RawPrompt([5, 6, 7]), RawPrompt([8, 9])]
+
+    def request(chosen: list[RawPrompt]) -> GenerationRequest:
+        greedy = SamplingRequest(temperature=0)
+        return GenerationRequest(prompts=chosen, prompt_field="prompt", max_tokens=6, sampling=greedy, ignore_eos=True)
+
+    def texts(events: list[Event], choices: int) -> list[str]:
+        return ["".join(e.text for e in events if e.choice == choice) for choice in range(choices)]
+
+    together = texts(run(runtime, request(prompts), batches), 2)
+    assert together == [texts(run(runtime, request([prompt]), batches), 1)[0] for prompt in prompts]
+    if runtime.template is not None:
+        conversation = Conversation([Message("user", "hello")])
+        events = run(runtime, GenerationRequest(prompts=[conversation], prompt_field="messages", max_tokens=4), batches)
+        assert isinstance(events[-1], Finished)
+    runtime.close()
