@@ -1,0 +1,164 @@
+"""Packing: a core is written beside its final place, made durable, and renamed into it.
+
+Until the rename there is no core: an export that is interrupted, killed or out of disk leaves nothing under the name that
+was asked for. Files and folders get fixed modes, so that two exports of one checkpoint are equal byte for byte.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import glob
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from types import TracebackType
+
+from flare.core.checksums import sha256_bytes, sha256_chunked
+from flare.core.directory import WEIGHTS_FILE
+from flare.core.manifest import MANIFEST_CHECKSUM_FILE, MANIFEST_FILE, File, Manifest
+from flare.errors import InputError
+from ignition.plan import Span
+
+ALIGNMENT = 64
+PAGE = 4096
+
+
+def lay_out_weights(sizes: Mapping[str, int]) -> tuple[dict[str, Span], bytes]:
+    """Places packed weights, in the order given, and returns their spans and the safetensors header before them.
+
+    `sizes` are bytes by tensor name. Every tensor is padded to a multiple of 64 bytes and declared as u8 of its padded
+    size, so that the data has no holes; the header is padded with spaces until the data starts at a multiple of 4096.
+    """
+    spans: dict[str, Span] = {}
+    entries: dict[str, object] = {"__metadata__": {"format": "flare-core"}}
+    offset = 0
+    for name, size in sizes.items():
+        padded = -(-size // ALIGNMENT) * ALIGNMENT
+        spans[name] = Span(offset, size)
+        entries[name] = {"dtype": "U8", "shape": [padded], "data_offsets": [offset, offset + padded]}
+        offset += padded
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-(8 + len(text)) % PAGE)
+    return spans, len(text).to_bytes(8, "little") + text
+
+
+class CoreWriter:
+    """Writes one core. Use as a context manager; without `commit` everything written is removed again.
+
+    Raises InputError for a place that cannot be written, that holds something other than a core, or that is full.
+    """
+
+    def __init__(self, output: Path) -> None:
+        self.output = Path(os.path.abspath(output))
+        self.folder = self.output.parent / f".{self.output.name}.partial-{os.getpid()}"
+        self.files: dict[str, File] = {}
+
+    def __enter__(self) -> CoreWriter:
+        if self.output.exists() and not (self.output / MANIFEST_FILE).is_file() and any_entry(self.output):
+            raise InputError(f"{self.output}: exists and is not a core; choose another -o or remove it")
+        try:
+            self.output.parent.mkdir(parents=True, exist_ok=True)
+            self._remove_leftovers()
+            self.folder.mkdir()
+            self.folder.chmod(0o755)
+        except OSError as error:
+            raise InputError(f"{self.output}: cannot be written ({os.strerror(error.errno or 0)})") from None
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
+        if isinstance(error, OSError):
+            if error.errno == errno.ENOSPC:
+                free = shutil.disk_usage(self.output.parent).free
+                raise InputError(
+                    f"{self.output}: the disk is full ({free} bytes free); free some space or choose another -o"
+                ) from None
+            raise InputError(f"{self.output}: cannot be written ({os.strerror(error.errno or 0)})") from None
+
+    def add(self, name: str, data: bytes) -> None:
+        """Writes a small file and records its size and hash."""
+        self._write(name, [data])
+        self.files[name] = File(bytes=len(data), hash=sha256_bytes(data))
+
+    def add_weights(self, header: bytes, tensors: Iterable[Callable[[], bytes]]) -> None:
+        """Writes the weights: the header, then each tensor, made when its turn comes and padded to 64 bytes."""
+
+        def pieces() -> Iterable[bytes]:
+            yield header
+            for make in tensors:
+                data = make()
+                yield data
+                yield bytes(-len(data) % ALIGNMENT)
+
+        self._write(WEIGHTS_FILE, pieces())
+        path = self.folder / WEIGHTS_FILE
+        self.files[WEIGHTS_FILE] = File(bytes=path.stat().st_size, hash=sha256_chunked(path), chunked=True)
+
+    def commit(self, manifest: Manifest) -> None:
+        """Writes the manifest and its checksum, makes everything durable and moves the core into place."""
+        data = manifest.encode()
+        self._write(MANIFEST_FILE, [data])
+        self._write(MANIFEST_CHECKSUM_FILE, [f"{sha256_bytes(data)}  {MANIFEST_FILE}\n".encode()])
+        for folder, _, _ in os.walk(self.folder):
+            _sync(folder)
+        if self.output.exists():
+            _exchange(self.folder, self.output)  # the old core is now the temporary folder, which leaving removes
+        else:
+            os.rename(self.folder, self.output)
+        _sync(self.output.parent)
+
+    def _write(self, name: str, pieces: Iterable[bytes]) -> None:
+        path = self.folder / name
+        if not path.parent.exists():
+            path.parent.mkdir()
+            path.parent.chmod(0o755)
+        with open(path, "xb") as stream:
+            for piece in pieces:
+                stream.write(piece)
+            stream.flush()
+            os.fchmod(stream.fileno(), 0o644)
+            os.fsync(stream.fileno())
+
+    def _remove_leftovers(self) -> None:
+        """Removes what killed exports to the same place left behind: folders of processes that are gone."""
+        for leftover in self.output.parent.glob(f".{glob.escape(self.output.name)}.partial-*"):
+            pid = leftover.name.rpartition("-")[2]
+            if pid.isdigit() and not _alive(int(pid)):
+                shutil.rmtree(leftover, ignore_errors=True)
+
+
+def any_entry(path: Path) -> bool:
+    """Whether `path` is something other than an empty directory."""
+    return not path.is_dir() or any(path.iterdir())
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
+def _exchange(one: Path, other: Path) -> None:
+    """Swaps two directories atomically (renameat2 with RENAME_EXCHANGE), so that the old core stands until the new one does."""
+    at_working_directory, exchange = -100, 2
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.renameat2(at_working_directory, os.fsencode(one), at_working_directory, os.fsencode(other), exchange):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), str(other))
+
+
+def _sync(folder: str | os.PathLike[str]) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

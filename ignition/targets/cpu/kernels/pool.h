@@ -1,0 +1,283 @@
+// The threads of one core and how they share a step's work.
+//
+// Work is a list of phases; a phase is a number of units, cut into chunks. Each thread owns a contiguous run of chunks
+// (so that it streams through memory), takes them one by one, and then takes what is left of the others' runs.
+//
+// A phase ends when its last chunk is finished, not when every thread has arrived: a thread that holds no chunk never
+// holds up the others. So the operating system may take a thread off its core for as long as it likes between two chunks,
+// a sleeping thread may join late, and more threads than cores still work. Threads also offer their core to whoever
+// waits for it about every millisecond, between chunks: the scheduler then has little reason to stop them inside one,
+// which is what would stall all the others. What a unit computes does not depend on who runs it.
+//
+// The calling thread is thread 0 and works too. Workers that find nothing spin for some microseconds, yield for a while
+// and then sleep on a futex, so an idle core uses no processor time. A pool does not survive fork(): only the calling
+// thread exists in the child; open a core in the process that uses it.
+#pragma once
+#include <linux/futex.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <climits>
+#include <cstdint>
+#include <cstdio>
+#if defined(__SSE__)
+#include <xmmintrin.h>
+#endif
+
+#include "memory.h"
+
+namespace flare {
+
+// What a pool runs. run() gets a half-open range of one phase's units and the number of the thread that it runs on.
+struct Work {
+  void (*run)(void* context, int32_t thread, int32_t phase, int64_t begin, int64_t end);
+  void* context;
+  const int64_t* units;       // [phases], each in [1, Pool::kMaxUnits]
+  int32_t phases;
+  int32_t chunks_per_thread;  // in [1, Pool::kMaxChunks]: more balance better, fewer stream better
+};
+
+// Kernels count on the default floating-point environment (round to nearest, denormals kept) on every thread.
+class DefaultFloats {
+ public:
+#if defined(__SSE__)
+  DefaultFloats() : saved_(_mm_getcsr()) { _mm_setcsr(0x1f80); }
+  ~DefaultFloats() { _mm_setcsr(saved_); }
+
+ private:
+  unsigned saved_;
+#endif
+};
+
+class Pool {
+ public:
+  static constexpr int32_t kMaxThreads = 1024;
+  static constexpr int32_t kMaxChunks = 32;  // of one thread in one phase
+  static constexpr int64_t kMaxUnits = int64_t{1} << 40;
+
+  Pool() = default;
+  Pool(const Pool&) = delete;
+  Pool& operator=(const Pool&) = delete;
+
+  ~Pool() {
+    stopping_.store(true, std::memory_order_release);
+    announce(true);
+    for (int32_t i = 1; i < started_; ++i) pthread_join(workers_[i].handle, nullptr);
+  }
+
+  // Starts threads - 1 workers. Returns 0 or an errno; the destructor cleans up either way. Called once.
+  int start(int32_t threads) {
+    threads_ = threads;
+    if (!shares_[0].allocate(threads) || !shares_[1].allocate(threads) || !workers_.allocate(threads)) return ENOMEM;
+    sigset_t all, old;  // workers take no signals: those are for the program's own threads
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &old);
+    int failed = 0;
+    for (started_ = 1; started_ < threads; ++started_) {
+      Worker& worker = workers_[started_];
+      worker.pool = this;
+      worker.index = started_;
+      failed = pthread_create(&worker.handle, nullptr, &Pool::work, &worker);
+      if (failed) break;
+      char name[16];  // the kernel's limit
+      snprintf(name, sizeof name, "flare-%d", started_);
+      pthread_setname_np(worker.handle, name);
+    }
+    pthread_sigmask(SIG_SETMASK, &old, nullptr);
+    return failed;
+  }
+
+  // Runs all phases in order and returns when the last is finished. One caller at a time.
+  void run(const Work& work) {
+    DefaultFloats floats;
+    if (threads_ == 1) {
+      for (int32_t phase = 0; phase < work.phases; ++phase) work.run(work.context, 0, phase, 0, work.units[phase]);
+      return;
+    }
+    if (work.phases == 0) return;
+    work_ = work;  // nobody reads it now: a thread does so only while it holds a chunk
+    const uint32_t idle = event_.load(std::memory_order_relaxed);
+    first_event_ = idle + 1;
+    open_phase(first_event_, 0);
+    participate(0, idle + 1 + work.phases);
+    returned_.store(idle + 1 + work.phases, std::memory_order_relaxed);
+  }
+
+ private:
+  static constexpr int32_t kPauses = 400;                  // spinning: 5 to 20 us
+  static constexpr int64_t kIdleNanoseconds = 200'000;     // yielding before sleep, after the last phase
+  static constexpr int64_t kStuckNanoseconds = 50'000;     // yielding before sleep, within a phase
+  static constexpr int64_t kPoliteNanoseconds = 1'000'000;  // below the scheduler's usual slices
+  static constexpr int64_t kLongChunkNanoseconds = 20'000;
+  static constexpr uint64_t kPrepared = uint64_t{1} << 32;
+
+  // The chunks of a phase that are one thread's own: event << 32 | end << 16 | next. They can be taken while `event` is
+  // the pool's; a thread that was away finds another event there, or nothing left.
+  struct alignas(64) Share {
+    std::atomic<uint64_t> value{0};
+  };
+
+  struct Worker {
+    Pool* pool;
+    int32_t index;
+    pthread_t handle;
+  };
+
+  static int64_t now() {
+    timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec * 1'000'000'000 + t.tv_nsec;
+  }
+
+  static void pause() {
+#if defined(__SSE__)
+    _mm_pause();
+#elif defined(__aarch64__)
+    asm volatile("yield");
+#endif
+  }
+
+  static void* work(void* argument) {
+    Worker& worker = *static_cast<Worker*>(argument);
+    DefaultFloats floats;
+    worker.pool->participate(worker.index, 0);
+    return nullptr;
+  }
+
+  // Works until the pool's event is `end` (thread 0) or the pool stops (workers).
+  void participate(int32_t self, uint32_t end) {
+    int64_t turn = now();     // when this thread last offered its core
+    int64_t reported = turn;  // when it last reported
+    bool long_chunks = false;
+    for (;;) {
+      const uint32_t event = event_.load(std::memory_order_acquire);
+      if (self == 0 && event == end) return;
+      const uint64_t report = run_chunks(self, event, long_chunks, turn);
+      if (report) {
+        const uint64_t left = unfinished_.fetch_add(report, std::memory_order_acq_rel) + report;
+        if (uint32_t(left) == 0) open_phase(event + 1, left / kPrepared);
+        const int64_t time = now();
+        long_chunks = time - reported > kLongChunkNanoseconds * uint32_t(-report);  // how many it took
+        reported = time;
+        if (time - turn > kPoliteNanoseconds) {
+          sched_yield();
+          turn = now();
+        }
+      } else {
+        if (self != 0 && stopping_.load(std::memory_order_acquire)) return;
+        if (wait(event)) turn = now();
+      }
+    }
+  }
+
+  // Runs chunks of the event's phase while there are any, this thread's own first. Returns what to add to unfinished_.
+  uint64_t run_chunks(int32_t self, uint32_t event, bool long_chunks, int64_t turn) {
+    uint64_t report = 0;
+    for (int32_t i = 0, owner = self; i < threads_; ++i, owner = owner + 1 == threads_ ? 0 : owner + 1) {
+      std::atomic<uint64_t>& share = shares_[event % 2][owner].value;
+      uint64_t value = share.load(std::memory_order_relaxed);
+      while (value >> 32 == event && (value & 0xffff) < (value >> 16 & 0xffff)) {
+        if (!share.compare_exchange_weak(value, value + 1, std::memory_order_relaxed)) continue;
+        // The phase cannot end before this chunk is reported: from here on work_ and the next phase's share are safe.
+        const int32_t phase = int32_t(event - first_event_);
+        if (report == 0) report = prepare(self, event + 1);
+        const int64_t units = work_.units[phase], chunks = chunks_of(units), chunk = value & 0xffff;
+        work_.run(work_.context, self, phase, units * chunk / chunks, units * (chunk + 1) / chunks);
+        --report;
+        if (long_chunks && now() - turn > kPoliteNanoseconds) return report;  // to offer the core
+        value = share.load(std::memory_order_relaxed);
+      }
+    }
+    return report;
+  }
+
+  int64_t chunks_of(int64_t units) const {
+    const int64_t most = int64_t{threads_} * work_.chunks_per_thread;
+    return units < most ? units : most;
+  }
+
+  // Thread `owner`'s share of an event's phase; 0 if it has none.
+  uint64_t share_of(int32_t owner, uint32_t event) const {
+    const uint64_t chunks = chunks_of(work_.units[event - first_event_]);
+    const uint64_t begin = (chunks * owner + threads_ - 1) / threads_;
+    const uint64_t end = (chunks * (owner + 1) + threads_ - 1) / threads_;
+    return begin == end ? 0 : uint64_t{event} << 32 | end << 16 | begin;
+  }
+
+  // Writes this thread's share of the next phase ahead of time, so that whoever opens it need not touch this thread's
+  // memory. Called while holding a chunk of the phase before: nobody else writes it then. Returns kPrepared if that made
+  // one more share ready.
+  uint64_t prepare(int32_t self, uint32_t event) {
+    if (event - first_event_ == uint32_t(work_.phases)) return 0;
+    std::atomic<uint64_t>& share = shares_[event % 2][self].value;
+    const uint64_t value = share_of(self, event);
+    if (value == 0 || share.load(std::memory_order_relaxed) == value) return 0;
+    share.store(value, std::memory_order_relaxed);
+    return kPrepared;
+  }
+
+  // Opens the phase of an event, or tells that all are finished; called by the one thread that reported the last chunk of
+  // the phase before, in which `prepared` threads prepared their shares.
+  void open_phase(uint32_t event, uint64_t prepared) {
+    const uint32_t phase = event - first_event_;
+    if (phase == uint32_t(work_.phases)) return announce(true);
+    const int64_t chunks = chunks_of(work_.units[phase]);
+    if (prepared < uint64_t(chunks < threads_ ? chunks : threads_)) {
+      for (int32_t owner = 0; owner < threads_; ++owner) {
+        std::atomic<uint64_t>& share = shares_[event % 2][owner].value;
+        const uint64_t value = share_of(owner, event);
+        if (value && share.load(std::memory_order_relaxed) != value) share.store(value, std::memory_order_relaxed);
+      }
+    }
+    unfinished_.store(chunks, std::memory_order_relaxed);
+    announce(chunks > 1);
+  }
+
+  void announce(bool wake) {
+    event_.fetch_add(1, std::memory_order_seq_cst);
+    if (wake && sleepers_.load(std::memory_order_seq_cst))
+      syscall(SYS_futex, &event_, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
+  }
+
+  // Returns after an announcement later than `seen`, or for no reason. True when the core was offered to others meanwhile.
+  bool wait(uint32_t seen) {
+    for (int32_t i = 0; i < kPauses; ++i) {
+      if (event_.load(std::memory_order_acquire) != seen) return false;
+      pause();
+    }
+    const int64_t begun = now();
+    for (;;) {
+      sched_yield();
+      if (event_.load(std::memory_order_acquire) != seen) return true;
+      // Between two calls of run() it pays to stay awake. Within one, the thread that is waited for may have lost its core;
+      // the system moves it to this one as soon as this one is idle.
+      const bool between = returned_.load(std::memory_order_relaxed) == seen;
+      if (now() - begun > (between ? kIdleNanoseconds : kStuckNanoseconds)) break;
+    }
+    sleepers_.fetch_add(1, std::memory_order_seq_cst);
+    if (event_.load(std::memory_order_seq_cst) == seen)
+      syscall(SYS_futex, &event_, FUTEX_WAIT_PRIVATE, seen, nullptr, nullptr, 0);
+    sleepers_.fetch_sub(1, std::memory_order_seq_cst);
+    return true;
+  }
+
+  int32_t threads_ = 1, started_ = 1;
+  Array<Share> shares_[2];  // of the phases with even and odd events
+  Array<Worker> workers_;
+  Work work_{};
+  uint32_t first_event_ = 0;  // of work_'s first phase
+  std::atomic<uint32_t> returned_{0};  // the event at which run() last returned
+  std::atomic<bool> stopping_{false};
+  // On one line: whoever reports the end of a phase then owns all that the waiting threads look at.
+  alignas(64) std::atomic<uint64_t> unfinished_{0};  // chunks not reported; above them, threads that prepared a share
+  std::atomic<uint32_t> event_{0};                   // the open phase, or none; grows by 1; the futex word
+  std::atomic<uint32_t> sleepers_{0};
+};
+
+}  // namespace flare

@@ -1,0 +1,68 @@
+// Sixteen lanes of float and of int32, the only vector width the kernels know.
+//
+// Each instruction set gives the same small vocabulary, so that a kernel is written once. x86-64-v3 and v4 give the same
+// bits: both fuse where `fma` is written and nowhere else, both reduce sixteen lanes by the same tree (halves of 8, 4, 2,
+// 1), and integer dots are exact. The generic version rounds products before adding, so its last bits may differ.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#define FLARE_INLINE inline __attribute__((always_inline))
+
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && defined(__AVX512VL__) && \
+    defined(__AVX512VNNI__)
+#include "simd_avx512.h"
+#elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
+#include "simd_avx2.h"
+#else
+#include "simd_generic.h"
+#endif
+
+namespace flare::simd {
+
+constexpr int kLanes = 16;
+
+// Asks for the cache line at `address`; any address is allowed, also one past the end of a mapping.
+FLARE_INLINE void prefetch(const void* address) { __builtin_prefetch(address, 0, 3); }
+
+// e^x with an error of about one unit in the last place. x is clamped to [-86.5, 88], so the result is a positive normal
+// number: callers that need an exact zero select it.
+FLARE_INLINE Floats exp(Floats x) {
+  x = min(max(x, splat(-86.5f)), splat(88.0f));
+  // x = n ln 2 + r. Adding 1.5 * 2^23 leaves n, rounded to nearest, in the low bits of the sum.
+  const Floats shifted = fma(x, splat(0x1.715476p+0f), splat(0x1.8p+23f));
+  const Floats n = shifted - splat(0x1.8p+23f);
+  Floats r = fnma(n, splat(0x1.62ep-1f), x);              // the high part of ln 2 has 13 bits: n times it is exact
+  r = fnma(n, splat(0x1.0bfbe8p-15f), r);
+  Floats p = splat(0x1.a01a02p-13f);                      // 1/7!: the next term is below 2^-27 for |r| <= ln 2 / 2
+  p = fma(p, r, splat(0x1.6c16c2p-10f));
+  p = fma(p, r, splat(0x1.111112p-7f));
+  p = fma(p, r, splat(0x1.555556p-5f));
+  p = fma(p, r, splat(0x1.555556p-3f));
+  p = fma(p, r, splat(0.5f));
+  p = fma(p, r, splat(1.0f));
+  p = fma(p, r, splat(1.0f));
+  return as_floats(as_ints(p) + shift_left<23>(as_ints(shifted)));
+}
+
+// 2^x with an error of about one unit in the last place, for x <= 126; x below -64 gives 2^-64. That is a softmax's weight
+// of nothing: it vanishes beside a weight of 1, and yet its products are no denormals, which are slow.
+FLARE_INLINE Floats exp2(Floats x) {
+  x = max(x, splat(-64.0f));
+  const Floats shifted = x + splat(0x1.8p+23f);
+  const Floats r = x - (shifted - splat(0x1.8p+23f));       // exact
+  Floats p = splat(0x1.48cep-13f);                          // minimax for |r| <= 1/2, with p(0) = 1: below 2^-25
+  p = fma(p, r, splat(0x1.5eebbp-10f));
+  p = fma(p, r, splat(0x1.3b2624p-7f));
+  p = fma(p, r, splat(0x1.c6afc6p-5f));
+  p = fma(p, r, splat(0x1.ebfbdep-3f));
+  p = fma(p, r, splat(0x1.62e43p-1f));
+  p = fma(p, r, splat(1.0f));
+  return as_floats(as_ints(p) + shift_left<23>(as_ints(shifted)));
+}
+
+// x / (1 + e^-x)
+FLARE_INLINE Floats silu(Floats x) { return x / (splat(1.0f) + exp(splat(0.0f) - x)); }
+
+}  // namespace flare::simd

@@ -1,0 +1,102 @@
+"""What a core says about text: special tokens, the template's probed facts, sampling defaults; and the check of them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from flare.core.directory import Core
+from flare.core.manifest import Sampling, Template, Tokens
+from flare.errors import CoreError, InputError
+from ignition.checkpoint.interface import Checkpoint
+from ignition.sampling import gather_eos, gather_sampling
+from ignition.template_probe import probe_template
+
+TEMPLATE_FILE = "chat_template.jinja"
+NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
+
+
+@dataclass(frozen=True, slots=True)
+class TextFacts:
+    """The text side of a manifest."""
+
+    tokens: Tokens
+    template: Template
+    sampling: Sampling
+
+
+def gather_text_facts(checkpoint: Checkpoint, vocabulary: int, sampling_ranges: str | None) -> TextFacts:
+    """Probes the template and gathers special tokens and sampling defaults from the checkpoint's files.
+
+    Raises InputError naming file and field for values that cannot be used, and file, line and construct for a template
+    that cannot be read.
+    """
+    spellings = {
+        name: text for name in NAMED_TOKENS if (text := _spelling(checkpoint.tokenizer_config.get(name))) is not None
+    }
+    ids = _ids(checkpoint.tokenizer_json)
+    for name, text in spellings.items():
+        if text in ids and not 0 <= ids[text] < vocabulary:
+            raise InputError(f"tokenizer.json: {name} {text!r} has id {ids[text]}, the model has {vocabulary} tokens")
+    eos = gather_eos(
+        generation_config=checkpoint.generation_config,
+        config=checkpoint.config,
+        tokenizer_eos=ids.get(spellings.get("eos_token", "")),
+        vocabulary=vocabulary,
+    )
+    sampling = gather_sampling(
+        generation_config=checkpoint.generation_config, config=checkpoint.config, author=None, ranges=sampling_ranges
+    )
+    facts = probe_template(checkpoint.chat_template, file=checkpoint.chat_template_source, special_tokens=spellings)
+    return TextFacts(
+        tokens=Tokens(
+            bos=ids.get(spellings.get("bos_token", "")),
+            eos=eos,
+            pad=ids.get(spellings.get("pad_token", "")),
+            add_bos=bool(checkpoint.tokenizer_config.get("add_bos_token", False)),
+        ),
+        template=Template(
+            file=TEMPLATE_FILE if checkpoint.chat_template is not None else None,
+            source=checkpoint.chat_template_source,
+            facts=facts,
+        ),
+        sampling=Sampling(**sampling),
+    )
+
+
+def check_template_facts(core: Core) -> str:
+    """Probes a core's template again. Raises CoreError when the manifest records something else."""
+    template = core.manifest.template
+    source = None if template.file is None else core.read(template.file).decode("utf-8", "strict")
+    spellings = template.facts.get("special_tokens")
+    if not isinstance(spellings, dict):
+        raise CoreError("core.json: template.facts lacks special_tokens; export the core again")
+    try:
+        found = probe_template(source, file=template.source, special_tokens=spellings)
+    except InputError as error:
+        raise CoreError(str(error)) from None
+    recorded: dict[str, Any] = template.facts
+    for name in sorted(found.keys() | recorded.keys()):
+        if json.loads(json.dumps(found.get(name))) != recorded.get(name):
+            raise CoreError(
+                f"core.json: template.facts.{name} differs from what {template.file or 'no template'} does; export again"
+            )
+    if source is None:
+        return "no template; chat requests are refused"
+    levels = [level["id"] for level in found["thinking"]["levels"]]
+    return f"renders as recorded; thinking levels: {', '.join(levels) or 'none'}"
+
+
+def _spelling(token: Any) -> str | None:
+    """The text of a special token, which files give as a string or as an object with `content`."""
+    if isinstance(token, dict):
+        token = token.get("content")
+    return token if isinstance(token, str) and token else None
+
+
+def _ids(tokenizer_json: bytes) -> dict[str, int]:
+    """Every token's id by spelling, added tokens included."""
+    from tokenizers import Tokenizer
+
+    return Tokenizer.from_str(tokenizer_json.decode("utf-8")).get_vocab(with_added_tokens=True)

@@ -1,0 +1,244 @@
+"""`ignition validate`: accepts or refuses a core. Every check is named, timed and reported; none needs torch.
+
+The checks run in the order in which they build on each other, and a core is good only if all of them pass: structure and
+checksums of every file, the weights' header, the graphs against segments and kernels, the libraries, the tokenizer, the
+chat template, and the oracle's answers on every instruction set level that this machine can run.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+
+from flare.core.directory import WEIGHTS_FILE, Core, open_core, verify_weights
+from flare.core.graph import check_graph
+from flare.errors import CoreError, FlareError, InputError
+from ignition.oracle import decode_oracle, excess, score, summarise, tolerance, top_deviation
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One check: its name, what it found, its seconds. `status` is passed, failed or not_run."""
+
+    name: str
+    status: str
+    detail: str
+    seconds: float
+
+
+@dataclass(slots=True)
+class Result:
+    """All checks of one core. `exit_code` is 0 when all passed, else 1."""
+
+    core: str
+    checks: list[Check] = field(default_factory=list)
+
+    @property
+    def exit_code(self) -> int:
+        return int(any(check.status == "failed" for check in self.checks))
+
+    def text(self) -> str:
+        marks = {"passed": "ok  ", "failed": "BAD ", "not_run": "--  "}
+        lines = [f"{marks[c.status]} {c.name:<12} {c.seconds:7.3f} s  {c.detail}" for c in self.checks]
+        verdict = "refused" if self.exit_code else "accepted"
+        return "\n".join([*lines, f"core {self.core}: {verdict}"])
+
+    def json(self) -> str:
+        checks = [
+            {"name": c.name, "status": c.status, "detail": c.detail, "seconds": round(c.seconds, 4)}
+            for c in self.checks
+        ]
+        return json.dumps(
+            {"core": self.core, "accepted": self.exit_code == 0, "checks": checks}, indent=2, ensure_ascii=False
+        )
+
+    def write_junit(self, file: Path) -> None:
+        """Writes the checks as one JUnit test suite. Raises InputError when the file cannot be written."""
+        failures = sum(c.status == "failed" for c in self.checks)
+        skipped = sum(c.status == "not_run" for c in self.checks)
+        total = sum(c.seconds for c in self.checks)
+        suite = ElementTree.Element(
+            "testsuite",
+            name="ignition validate",
+            tests=str(len(self.checks)),
+            failures=str(failures),
+            skipped=str(skipped),
+            errors="0",
+            time=f"{total:.3f}",
+        )
+        for check in self.checks:
+            case = ElementTree.SubElement(
+                suite, "testcase", classname=self.core, name=check.name, time=f"{check.seconds:.3f}"
+            )
+            if check.status == "failed":
+                ElementTree.SubElement(case, "failure", message=check.detail)
+            elif check.status == "not_run":
+                ElementTree.SubElement(case, "skipped", message=check.detail)
+        try:
+            ElementTree.ElementTree(suite).write(file, encoding="utf-8", xml_declaration=True)
+        except OSError as error:
+            raise InputError(f"--junit {file}: cannot be written ({error.strerror})") from None
+
+
+def validate_core(path: Path) -> Result:
+    """Runs every check on the core at `path`. A check that fails does not stop those that do not build on it.
+
+    Raises InputError when there is no such directory.
+    """
+    result = Result(core=str(path))
+
+    def run(name: str, check: Callable[[], str]) -> bool:
+        begin = time.perf_counter()
+        try:
+            detail, status = check(), "passed"
+        except InputError:
+            raise
+        except FlareError as error:
+            detail, status = str(error), "failed"
+        result.checks.append(Check(name, status, detail, time.perf_counter() - begin))
+        return status == "passed"
+
+    opened: list[Core] = []
+
+    def structure() -> str:
+        core = open_core(path)
+        opened.append(core)
+        return f"{len(core.manifest.files)} files, sizes, modes and hashes agree with the manifest"
+
+    later: list[tuple[str, Callable[[Core], str]]] = [
+        ("weights", check_weights),
+        ("libraries", check_libraries),
+        ("graphs", check_graphs),
+        ("tokenizer", check_tokenizer),
+        ("template", check_template),
+        ("oracle", check_oracle),
+    ]
+    good = run("structure", structure)
+    for name, check in later:
+        needs_all = name == "oracle" and any(
+            c.status == "failed" and c.name in ("weights", "libraries", "graphs") for c in result.checks
+        )
+        if not good or needs_all:
+            result.checks.append(Check(name, "not_run", "an earlier check failed", 0.0))
+            continue
+        run(name, lambda check=check: check(opened[0]))
+    return result
+
+
+def check_weights(core: Core) -> str:
+    """Every byte of the weights, and the safetensors header: tensors of u8, aligned, without holes or overlaps."""
+    verify_weights(core)
+    segments = core.manifest.segments
+    with open(core.file(WEIGHTS_FILE), "rb") as stream:
+        text = stream.read(segments.weights_offset)[8:]
+    try:
+        entries: dict[str, Any] = json.loads(text)
+        entries.pop("__metadata__", None)
+        spans = sorted((tuple(e["data_offsets"]), e["dtype"], name) for name, e in entries.items())
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise CoreError(f"{WEIGHTS_FILE}: its header is not a safetensors header; export the core again") from None
+    end = 0
+    for (first, last), dtype, name in spans:
+        if dtype != "U8" or first != end or last < first or first % 64:
+            raise CoreError(
+                f"{WEIGHTS_FILE}: tensor {name[:80]} lies at {first}..{last} as {dtype}, expected U8 from {end}"
+            )
+        end = last
+    if end != segments.weights_bytes:
+        raise CoreError(f"{WEIGHTS_FILE}: tensors end at {end}, the manifest says {segments.weights_bytes}")
+    return f"{len(spans)} tensors, {end} bytes"
+
+
+def check_libraries(core: Core) -> str:
+    """Every kernel library of this machine's architecture loads, has the ABI of this program, and is of its level."""
+    from flare.replay.program import library_kernels
+
+    names = []
+    for library in core.manifest.target.libraries:
+        names.append(f"{library.isa} ({len(library_kernels(core, library))} kernels)")
+    return ", ".join(names)
+
+
+def check_graphs(core: Core) -> str:
+    """Every node's kernel exists in every library, every argument lies inside its segment."""
+    from flare.replay.program import library_kernels
+
+    nodes = 0
+    for name, file in sorted(core.manifest.graphs.items()):
+        graph = core.graph(name)
+        for library in core.manifest.target.libraries:
+            check_graph(graph, core.manifest.segments, library_kernels(core, library), f"{file} ({library.isa})")
+        nodes += len(graph.nodes)
+    return f"{nodes} nodes inside their segments"
+
+
+def check_tokenizer(core: Core) -> str:
+    """The tokenizer loads, its ids fit the vocabulary, and text survives encoding and decoding."""
+    from flare.text.tokenizer import Tokenizer
+
+    tokenizer = Tokenizer.load(core.file("tokenizer.json"))
+    vocabulary = core.manifest.model.vocabulary
+    if tokenizer.vocab_size > vocabulary:
+        raise CoreError(f"tokenizer.json: {tokenizer.vocab_size} ids, the model's vocabulary has {vocabulary}")
+    text = "The quick brown fox: 12 jumps over\n\tthe lazy dog."
+    ids = tokenizer.encode(text, special=False)
+    decoded = b"".join(tokenizer.token_bytes(i) for i in ids).decode("utf-8", "replace")
+    if decoded.strip() != text:
+        raise CoreError(f"tokenizer.json: {text!r} comes back as {decoded[:80]!r}")
+    return f"{tokenizer.vocab_size} ids, text survives"
+
+
+def check_template(core: Core) -> str:
+    """The chat template renders the prober's conversations to what the manifest records."""
+    from ignition.text_facts import check_template_facts
+
+    return check_template_facts(core)
+
+
+def check_oracle(core: Core) -> str:
+    """The stored prompts give the stored answers, on every level that this machine can run."""
+    from flare.replay.program import open_replay, runnable_isas
+
+    manifest = core.manifest
+    oracle = decode_oracle(core.read(manifest.oracle.file))
+    levels = runnable_isas([library.isa for library in manifest.target.libraries])
+    if not levels:
+        raise CoreError(
+            f"this machine can run none of the core's levels ({', '.join(lib.isa for lib in manifest.target.libraries)})"
+        )
+    longest = max(len(prompt.tokens) for prompt in oracle.prompts)
+    reports = []
+    for isa in levels:
+        replay = open_replay(core, threads=1, kv_pages=-(-longest // manifest.limits.page_tokens), isa=isa)
+        try:
+            logits = score(replay, [prompt.tokens for prompt in oracle.prompts])
+        finally:
+            replay.close()
+        reports.append(f"{isa} {_compare(oracle.prompts, logits, isa, manifest.weights.formats)}")
+    return "; ".join(reports)
+
+
+def _compare(prompts: list[Any], logits: list[np.ndarray], isa: str, formats: dict[str, int]) -> str:
+    """Equal bits where the oracle has them for this level; the reference within tolerance always."""
+    equal = positions = 0
+    for prompt, rows in zip(prompts, logits, strict=True):
+        found = top_deviation(prompt.reference, rows)
+        if (problem := excess(found, tolerance(formats))) is not None:
+            raise CoreError(f"oracle: answers on {isa} are out of tolerance: {problem}; export the core again")
+        stored = prompt.compiled.get(isa)
+        if stored is not None:
+            hashes = summarise(rows, hashes=True).hashes
+            positions += len(hashes)
+            equal += sum(a == b for a, b in zip(hashes, stored.hashes, strict=True))
+    if positions and equal != positions:
+        raise CoreError(
+            f"oracle: on {isa} {positions - equal} of {positions} positions differ in their bits; export the core again"
+        )
+    return f"{positions} positions equal to the bit" if positions else "within tolerance (not run at export)"

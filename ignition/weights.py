@@ -1,0 +1,128 @@
+"""Which format each weight of a core is stored in, and its bytes.
+
+Vectors and constants (norms, biases, rotary frequencies) are f32. A matrix keeps the precision of its checkpoint
+(`--weights auto`) or takes the format that was asked for; whatever that format can hold without loss is converted without
+loss. `--weights q4` stores embeddings and the output layer as q8: they are read once a step, and decide the answer directly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from flare.errors import InputError
+from ignition.checkpoint.interface import Checkpoint
+from ignition.checkpoint.tensors import LazyTensor
+from ignition.graph import Value
+from ignition.quantize import GROUP, convert, decode, is_lossless, natural_format
+from ignition.targets.cpu.packing import pack, pack_tensor, packed_bytes
+from recipes import WeightSpec
+
+OPTIONS = ("auto", "f32", "bf16", "q8", "q4")
+VECTOR = "vector"
+QUANTISED_FORMATS = frozenset({"q8", "q4"})
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """One weight as the core stores it. `format` is f32, f16, bf16, q8, q4, or "vector" (plain f32, not packed)."""
+
+    name: str
+    spec: WeightSpec
+    format: str
+    tensors: tuple[LazyTensor, ...]
+
+    def bytes(self) -> int:
+        """Packed bytes, without the padding between tensors."""
+        if self.format == VECTOR:
+            return 4 * int(np.prod(self.spec.shape))
+        return packed_bytes(self.format, *self.spec.shape)
+
+    def pack(self) -> bytes:
+        """The weight's bytes in the core. Raises InputError for values that the format cannot hold."""
+        if self.format == VECTOR:
+            return self.values().astype("<f4").tobytes()
+        if len(self.tensors) == 1:
+            return b"".join(piece.tobytes() for piece in pack_tensor(self.tensors[0], self.format))
+        return pack(_joined(self.tensors, self.format), self.format).tobytes()
+
+    def values(self) -> np.ndarray:
+        """The float32 values that the kernels compute with, in the spec's shape."""
+        if self.spec.value is not None:
+            return np.asarray(self.spec.value, dtype=np.float32).reshape(self.spec.shape)
+        if self.format == VECTOR:
+            return np.concatenate([tensor.float32() for tensor in self.tensors]).reshape(self.spec.shape)
+        return np.concatenate([decode(convert(tensor, self.format)) for tensor in self.tensors]).reshape(
+            self.spec.shape
+        )
+
+    def lossless(self) -> bool:
+        """Whether every value of the checkpoint is kept exactly."""
+        return self.format == VECTOR or all(is_lossless(tensor.encoding, self.format) for tensor in self.tensors)
+
+
+def _joined(tensors: tuple[LazyTensor, ...], format: str) -> np.ndarray:
+    if format in ("q8", "q4"):
+        raise InputError(
+            f"tensor {tensors[0].name}: joined tensors cannot be stored as {format}; use --weights bf16 or f32"
+        )
+    return np.concatenate([convert(tensor, format) for tensor in tensors])
+
+
+def choose_storage(
+    specs: Mapping[str, WeightSpec], matrices: Mapping[str, Value], checkpoint: Checkpoint, option: str
+) -> tuple[dict[str, Stored], list[str]]:
+    """The storage of every weight, in the recipe's order, and notices about what is requantised.
+
+    `matrices` are the weights that kernels read packed. Raises InputError for an unknown option, a tensor that is missing
+    or has another shape than the recipe wants, and a row length that q8 or q4 cannot hold.
+    """
+    if option not in OPTIONS:
+        raise InputError(f"--weights is {option!r}, must be one of {', '.join(OPTIONS)}")
+    stored: dict[str, Stored] = {}
+    requantised: dict[tuple[str, str], int] = {}
+    for name, spec in specs.items():
+        tensors = tuple(checkpoint.tensor(source) for source in spec.sources)
+        _check_shape(name, spec, tensors, checkpoint.source)
+        format = VECTOR
+        if name in matrices:
+            format = _format(spec, tensors, option)
+            if format in ("q8", "q4") and spec.shape[-1] % GROUP:
+                raise InputError(
+                    f"tensor {name}: rows of {spec.shape[-1]} are not whole groups of {GROUP}; use --weights bf16 or f32"
+                )
+            for tensor in tensors:
+                if option == "auto" and not is_lossless(tensor.encoding, format):
+                    requantised[tensor.encoding, format] = requantised.get((tensor.encoding, format), 0) + 1
+        stored[name] = Stored(name, spec, format, tensors)
+    notices = [
+        f"{count} tensors stored as {old} are requantised to {new}" for (old, new), count in sorted(requantised.items())
+    ]
+    return stored, notices
+
+
+def _format(spec: WeightSpec, tensors: tuple[LazyTensor, ...], option: str) -> str:
+    if option == "auto":
+        natural = {natural_format(tensor.encoding) for tensor in tensors}
+        return natural.pop() if len(natural) == 1 else "f32"
+    if option == "q4" and spec.role == "embedding":
+        return "q8"
+    return option
+
+
+def _check_shape(name: str, spec: WeightSpec, tensors: tuple[LazyTensor, ...], source: str) -> None:
+    if spec.value is not None:
+        return
+    rows = sum(tensor.rows for tensor in tensors)
+    rest = {tensor.shape[1:] for tensor in tensors}
+    if rows != spec.shape[0] or rest != {tuple(spec.shape[1:])}:
+        found = " + ".join(str(list(tensor.shape)) for tensor in tensors)
+        raise InputError(f"{source}: tensor {name} has shape {found}, the config wants {list(spec.shape)}")
+
+
+def unused_tensors(checkpoint: Checkpoint, specs: Mapping[str, WeightSpec]) -> Iterator[str]:
+    """The checkpoint's tensors that no weight of the recipe names."""
+    used = {source for spec in specs.values() for source in spec.sources}
+    return (name for name in checkpoint.tensors if name not in used)

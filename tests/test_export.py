@@ -1,0 +1,166 @@
+"""Exports: the same bytes every time, no half core ever, and one line for whatever cannot be exported."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from flare.core.directory import open_core
+from flare.errors import InputError
+from flare.replay.program import runnable_isas
+from ignition.export import ISAS, Options, export_core
+from ignition.pack import lay_out_weights
+from tests.support.checkpoints import make_checkpoint
+
+BEST = runnable_isas(ISAS)[0]
+FAST = Options(isas=(BEST,), slots=2, max_step_tokens=16)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("checkpoint") / "tiny", "llama_tied")
+
+
+def ignition(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "ignition.cli", *arguments],
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).resolve().parent.parent,
+    )
+
+
+def content(core: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(core)): path.read_bytes() for path in sorted(core.rglob("*")) if path.is_file()}
+
+
+def leftovers(folder: Path, core: str = "core") -> list[str]:
+    return [path.name for path in folder.iterdir() if path.name.startswith(f".{core}.")]
+
+
+def test_two_exports_are_equal_byte_for_byte(checkpoint: Path, tmp_path: Path) -> None:
+    export_core(str(checkpoint), tmp_path / "one", FAST)
+    again = ignition(
+        "export", str(checkpoint), "-o", str(tmp_path / "elsewhere" / "two"),
+        "--isa", BEST, "--slots", "2", "--max-step-tokens", "16", OMP_NUM_THREADS="1", PYTHONHASHSEED="7",
+    )  # fmt: skip
+    assert again.returncode == 0, again.stderr
+    assert content(tmp_path / "one") == content(tmp_path / "elsewhere" / "two")
+    assert not leftovers(tmp_path, "one")
+
+
+def test_a_new_export_replaces_a_core_and_nothing_else(checkpoint: Path, tmp_path: Path) -> None:
+    core = tmp_path / "core"
+    export_core(str(checkpoint), core, FAST)
+    first = open_core(core).manifest_sha256
+    export_core(str(checkpoint), core, Options(isas=(BEST,), slots=3, max_step_tokens=16))
+    assert open_core(core).manifest.limits.slots == 3 and open_core(core).manifest_sha256 != first
+    assert leftovers(tmp_path) == []
+    other = tmp_path / "notes"
+    other.mkdir()
+    (other / "precious").write_text("x")
+    with pytest.raises(InputError, match="exists and is not a core"):
+        export_core(str(checkpoint), other, FAST)
+    assert (other / "precious").read_text() == "x"
+
+
+def test_kill_leaves_no_core_and_the_next_export_cleans_up(checkpoint: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "ignition.cli", "export", str(checkpoint), "-o", str(tmp_path / "core"), "--isa", BEST]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=Path(__file__).resolve().parent.parent)
+    assert process.stderr is not None
+    for line in process.stderr:
+        if "pack" in line:  # everything but the proof is on disk
+            os.kill(process.pid, signal.SIGKILL)
+            break
+    assert process.wait() == -signal.SIGKILL
+    process.stderr.close()
+    assert not (tmp_path / "core").exists() and leftovers(tmp_path)
+    export_core(str(checkpoint), tmp_path / "core", FAST)
+    open_core(tmp_path / "core", verify=True)
+    assert leftovers(tmp_path) == []
+
+
+@pytest.mark.parametrize("after", [0, 1, 3])
+def test_a_full_disk_is_one_line_and_leaves_nothing(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int
+) -> None:
+    real, calls = os.fsync, []
+
+    def full(descriptor: int) -> None:
+        calls.append(descriptor)
+        if len(calls) > after:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(InputError, match="the disk is full") as caught:
+        export_core(str(checkpoint), tmp_path / "core", FAST)
+    assert str(tmp_path / "core") in str(caught.value) and "\n" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def change_config(folder: Path, **fields: object) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | fields))
+
+
+@pytest.mark.parametrize(
+    ("damage", "arguments", "environment", "named"),
+    [
+        (None, (), {"CXX": "no-such-compiler"}, "no-such-compiler"),
+        (None, ("--isa", "avx9"), {}, "--isa"),
+        (None, ("--weights", "q3"), {}, "--weights"),
+        (None, ("--target", "tpu"), {}, "--target"),
+        (None, ("--prompt-logprobs",), {}, "--prompt-logprobs"),
+        (None, ("--slots", "0"), {}, "--slots"),
+        (None, ("--page-tokens", "20"), {}, "--page-tokens"),
+        (None, ("--max-context", "100000"), {}, "--max-context"),
+        (None, ("--sampling-ranges", "author"), {}, "--sampling-ranges"),
+        (None, ("--checkpoint", "elsewhere"), {}, "--checkpoint"),
+        (lambda f: change_config(f, hidden_act="gelu"), (), {}, "hidden_act"),
+        (lambda f: change_config(f, model_type="mamba"), (), {}, "model_type"),
+        (lambda f: change_config(f, vocab_size=500), (), {}, "embed_tokens"),
+        (lambda f: (f / "config.json").unlink(), (), {}, "config.json"),
+        (lambda f: (f / "model.safetensors").write_bytes(b"\xff" * 64), (), {}, "model.safetensors"),
+        (lambda f: os.truncate(f / "model.safetensors", 5000), (), {}, "model.safetensors"),
+        (lambda f: (f / "chat_template.jinja").write_text("{% for %}"), (), {}, "chat_template.jinja"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(
+    checkpoint: Path, tmp_path: Path, damage: object, arguments: tuple[str, ...], environment: dict[str, str], named: str
+) -> None:
+    import shutil
+
+    source = Path(shutil.copytree(checkpoint, tmp_path / "checkpoint"))
+    if damage is not None:
+        damage(source)
+    result = ignition("export", str(source), "-o", str(tmp_path / "core"), *arguments, **environment)
+    assert result.returncode == 2, result.stderr
+    lines = [line for line in result.stderr.splitlines() if not line.startswith("[")]
+    assert len(lines) == 1 and lines[0].startswith("ignition: ") and named in lines[0], result.stderr
+    assert not (tmp_path / "core").exists()
+
+
+@pytest.mark.parametrize("source", ["no-such-recipe", "dense"])
+def test_a_source_that_is_nothing(source: str, tmp_path: Path) -> None:
+    result = ignition("export", source, "-o", str(tmp_path / "core"))
+    assert result.returncode == 2 and len(result.stderr.splitlines()) <= 2 and source in result.stderr
+
+
+def test_the_weights_header_is_what_the_safetensors_library_reads(tmp_path: Path) -> None:
+    from safetensors import safe_open
+
+    spans, header = lay_out_weights({"a": 100, "b": 64, "c": 1})
+    assert len(header) % 4096 == 0
+    assert [(span.offset, span.bytes) for span in spans.values()] == [(0, 100), (128, 64), (192, 1)]
+    (tmp_path / "w.safetensors").write_bytes(header + bytes(256))
+    with safe_open(tmp_path / "w.safetensors", "np") as file:
+        assert {name: file.get_tensor(name).nbytes for name in file.keys()} == {"a": 128, "b": 64, "c": 64}  # noqa: SIM118
