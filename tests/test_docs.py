@@ -1,0 +1,100 @@
+"""The documentation and the program agree: every option, variable and error code is described, and nothing else is."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+COMMANDS = {
+    "flare": ["serve", "chat"],
+    "ignition": ["export", "inspect", "validate"],
+}
+GENERAL = {"--help", "--install-completion", "--show-completion"}
+OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
+
+
+def help_text(program: str, *arguments: str) -> str:
+    """What `program ARGUMENTS --help` prints, wide enough that nothing is cut off."""
+    result = subprocess.run(
+        [sys.executable, "-m", f"{program}.cli", *arguments, "--help"],
+        env=os.environ | {"COLUMNS": "240", "TERM": "dumb", "NO_COLOR": "1"},
+        cwd=Path(__file__).resolve().parent.parent,
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def section(document: Path, heading: str) -> str:
+    """The text of one `## heading` section of a Markdown file."""
+    match = re.search(rf"^## {re.escape(heading)}$(.*?)(?=^## |\Z)", document.read_text(), re.MULTILINE | re.DOTALL)
+    assert match, f"{document.name} has no section `## {heading}`"
+    return match[1]
+
+
+@pytest.mark.parametrize(("program", "command"), [(p, c) for p, commands in COMMANDS.items() for c in commands])
+def test_options_of_a_command(repository: Path, program: str, command: str) -> None:
+    """The options in the command's help and in its section of docs/cli.md are the same set."""
+    offered = set(OPTION.findall(help_text(program, command))) - GENERAL
+    table = section(repository / "docs/cli.md", f"{program} {command}")
+    first_cells = re.findall(r"^\| ((?:\\\||[^|])*)\|", table, re.MULTILINE)
+    documented = {option for cell in first_cells for option in OPTION.findall(cell)}
+    assert offered == documented
+
+
+@pytest.mark.parametrize("program", COMMANDS)
+def test_commands(repository: Path, program: str) -> None:
+    """Each command in the program's help has a section in docs/cli.md, and the other way round."""
+    listed = set(re.findall(r"^[\s│|]*([a-z][a-z-]*)\s{2,}\S", help_text(program), re.MULTILINE))
+    documented = set(re.findall(rf"^## {program} ([a-z-]+)$", (repository / "docs/cli.md").read_text(), re.MULTILINE))
+    assert documented == set(COMMANDS[program])
+    assert documented <= listed, f"{program} --help lists {sorted(listed)}"
+
+
+def test_environment_variables(repository: Path) -> None:
+    """Every FLARE_ or IGNITION_ variable that the program reads is in docs/cli.md, and no other is."""
+    used = {name for name in strings(repository) if re.fullmatch(r"(FLARE|IGNITION)_[A-Z_]+", name)}
+    documented = set(re.findall(r"^\| `((?:FLARE|IGNITION)_[A-Z_]+)`", (repository / "docs/cli.md").read_text(), re.M))
+    assert used == documented
+
+
+def test_error_codes(repository: Path) -> None:
+    """Every `code` of a refused request is in the table of docs/api.md, and no other is."""
+    used = {code for path in (repository / "flare").rglob("*.py") for code in error_codes(ast.parse(path.read_text()))}
+    documented = set(re.findall(r"^\| `([a-z_]+)` \|", section(repository / "docs/api.md", "Error codes"), re.M))
+    assert used == documented
+
+
+def strings(repository: Path) -> set[str]:
+    """All string constants in the shipped packages."""
+    return {
+        node.value
+        for package in ("flare", "ignition", "recipes")
+        for path in (repository / package).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
+
+
+def error_codes(tree: ast.AST) -> set[str]:
+    """Constants given as `code=` to a RequestError or one of the functions that make one."""
+    return {
+        keyword.value.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        for keyword in node.keywords
+        if keyword.arg == "code" and isinstance(keyword.value, ast.Constant) and isinstance(keyword.value.value, str)
+    }
+
+
+def test_links_between_documents_lead_somewhere(repository: Path) -> None:
+    for document in [repository / "README.md", *(repository / "docs").glob("*.md"), repository / "cores/README.md"]:
+        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", document.read_text()):
+            assert (document.parent / target).exists(), f"{document.name} links to {target}, which does not exist"

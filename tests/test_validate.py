@@ -1,0 +1,150 @@
+"""`ignition validate` and `inspect`: what a CI job sees of good and bad cores."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from ignition.inspect import describe, render
+from ignition.validate import validate_core
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture
+def core(tiny_core: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(tiny_core, tmp_path / "core"))
+
+
+def forge(core: Path, name: str, change: Any) -> None:
+    """Changes a file and every hash that covers it, so that only the meaning of the bytes can give it away."""
+    data = change((core / name).read_bytes())
+    (core / name).write_bytes(data)
+    manifest = json.loads((core / "core.json").read_bytes())
+    manifest["files"][name] = {"bytes": len(data), "hash": hashlib.sha256(data).hexdigest(), "chunked": False}
+    forge_manifest(core, lambda m: m.update(manifest))
+
+
+def forge_manifest(core: Path, change: Any) -> None:
+    manifest = json.loads((core / "core.json").read_bytes())
+    change(manifest)
+    data = (json.dumps(manifest, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode()
+    (core / "core.json").write_bytes(data)
+    (core / "core.sha256").write_text(f"{hashlib.sha256(data).hexdigest()}  core.json\n")
+
+
+def graph(change: Any) -> Any:
+    import msgpack
+
+    def apply(data: bytes) -> bytes:
+        content = msgpack.unpackb(data)
+        change(content)
+        return msgpack.packb(content)
+
+    return apply
+
+
+def statuses(core: Path) -> dict[str, str]:
+    return {check.name: check.status for check in validate_core(core).checks}
+
+
+def test_a_good_core_is_accepted(core: Path) -> None:
+    result = validate_core(core)
+    assert result.exit_code == 0 and {c.status for c in result.checks} == {"passed"}, result.text()
+    assert "equal to the bit" in result.text() and result.text().endswith("accepted")
+    assert json.loads(result.json())["accepted"] is True
+
+
+def test_the_command_reports_to_ci_and_needs_no_torch(core: Path, tmp_path: Path) -> None:
+    blocked = tmp_path / "blocked"
+    for name in ("torch", "transformers", "triton"):
+        (blocked / name).mkdir(parents=True)
+        (blocked / name / "__init__.py").write_text(f"raise ImportError('{name} must not be imported')")
+    environment = os.environ | {"PYTHONPATH": f"{blocked}{os.pathsep}{ROOT}"}
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "ignition.cli", *arguments]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, cwd=tmp_path)
+
+    good = run("validate", str(core), "--json", "--junit", "report.xml")
+    assert good.returncode == 0, good.stderr
+    assert json.loads(good.stdout)["accepted"] is True
+    suite = ElementTree.parse(tmp_path / "report.xml").getroot()
+    assert (suite.get("tests"), suite.get("failures")) == ("7", "0")
+    shown = run("inspect", str(core), "--json")
+    assert json.loads(shown.stdout)["model"]["architecture"] == "llama"
+
+    library = sorted((core / "kernels").iterdir())[0]
+    library.write_bytes(library.read_bytes()[:-1])
+    bad = run("validate", str(core), "--junit", "report.xml")
+    assert bad.returncode == 1 and library.name in bad.stdout and "refused" in bad.stdout and not bad.stderr
+    suite = ElementTree.parse(tmp_path / "report.xml").getroot()
+    assert suite.get("failures") == "1" and suite.find("testcase/failure") is not None
+
+    missing = run("validate", str(tmp_path / "nothing"))
+    assert missing.returncode == 2 and len(missing.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "failed"),
+    [
+        ("graphs/step.msgpack", graph(lambda g: g["nodes"][3]["args"][0].update(offset=2**40)), "graphs"),
+        ("graphs/step.msgpack", graph(lambda g: g["nodes"][3]["args"][0].update(offset=-64)), "graphs"),
+        ("graphs/step.msgpack", graph(lambda g: g["nodes"][3]["args"][0].update(offset=8)), "graphs"),
+        ("graphs/step.msgpack", graph(lambda g: g["nodes"][3].update(kernel="Norm<1>")), "graphs"),
+        ("graphs/step.msgpack", graph(lambda g: g["nodes"][3].update(phase=99)), "graphs"),
+        ("graphs/step.msgpack", graph(lambda g: g["nodes"][3].update(more=1)), "graphs"),
+        ("graphs/step.msgpack", graph(lambda g: g["nodes"].pop(4)), "oracle"),
+        ("graphs/step.msgpack", lambda data: b"\xc1" + data, "graphs"),
+        ("tokenizer.json", lambda data: data[:-20], "tokenizer"),
+        ("chat_template.jinja", lambda data: b"{% if %}", "template"),
+        ("chat_template.jinja", lambda data: data.replace(b"assistant", b"Assistant"), "template"),
+        ("oracle.msgpack", lambda data: data[:-5], "oracle"),
+    ],
+)
+def test_files_that_lie_behind_right_hashes(core: Path, name: str, change: Any, failed: str) -> None:
+    forge(core, name, change)
+    found = statuses(core)
+    assert found[failed] == "failed", found
+
+
+def test_a_library_of_another_level(core: Path) -> None:
+    manifest = json.loads((core / "core.json").read_bytes())
+    files = [library["file"] for library in manifest["target"]["libraries"]]
+    if len(files) < 2:
+        pytest.fail("the tiny core was meant to have several libraries")
+    forge(core, files[0], lambda _: (core / files[1]).read_bytes())
+    assert statuses(core)["libraries"] == "failed"
+
+
+def test_weights_whose_values_changed_are_caught_by_hash_and_by_the_oracle(core: Path) -> None:
+    from flare.core.checksums import sha256_chunked
+
+    weights = core / "weights.safetensors"
+    data = bytearray(weights.read_bytes())
+    for index in range(len(data) - 40_000, len(data) - 39_000):
+        data[index] ^= 0x40
+    weights.write_bytes(data)
+    assert statuses(core)["weights"] == "failed"
+    forge_manifest(core, lambda m: m["files"]["weights.safetensors"].update(hash=sha256_chunked(weights)))
+    found = statuses(core)
+    assert found["weights"] == "passed" and found["oracle"] == "failed"
+
+
+def test_inspect_says_what_people_ask_for(core: Path) -> None:
+    facts = describe(core)
+    text = render(facts)
+    for wanted in ("llama", "context", "256 tokens", "f32", "chat, completions", "x86-64-v3", "thinking levels: none"):
+        assert wanted in text
+    assert facts["bytes"] == sum(path.stat().st_size for path in core.rglob("*") if path.is_file()) - sum(
+        (core / name).stat().st_size for name in ("core.json", "core.sha256")
+    )
