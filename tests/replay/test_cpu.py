@@ -13,7 +13,16 @@ import pytest
 
 from flare.engine.interface import ReplayDead
 from flare.errors import CoreError, InputError
-from flare.replay.cpu import ISA_FLAGS, CpuArg, CpuProgram, CpuReplay, SampleParams, best_isa, load_library, machine_flags
+from flare.replay.cpu import (
+    ISA_FLAGS,
+    CpuArg,
+    CpuProgram,
+    CpuReplay,
+    SampleParams,
+    best_isa,
+    load_library,
+    machine_flags,
+)
 from tests.support.fake_library import aligned, fake_library, fill, io, node, program
 
 OUT = CpuArg("io", 1024, 256)
@@ -22,7 +31,7 @@ LEVELS = ["x86-64-v4", "x86-64-v3", "generic"]
 
 # /proc/cpuinfo of three real machines: Zen 4, Haswell, and a first-generation Xeon with AVX-512 but without VNNI.
 HASWELL = frozenset(
-    "fpu sse sse2 ssse3 fma cx16 sse4_1 sse4_2 movbe popcnt aes xsave avx f16c rdrand lahf_lm abm bmi1 avx2 bmi2".split()
+    "sse sse2 ssse3 fma cx16 sse4_1 sse4_2 movbe popcnt aes xsave avx f16c rdrand lahf_lm abm bmi1 avx2 bmi2".split()
 )
 SKYLAKE = HASWELL | frozenset("avx512f avx512dq avx512cd avx512bw avx512vl".split())
 ZEN4 = SKYLAKE | frozenset("avx512ifma avx512vbmi avx512_vnni avx512_bf16".split())
@@ -101,7 +110,9 @@ def test_weights_stay_mapped_while_the_core_is_open(tmp_path: Path) -> None:
     (tmp_path / "weights").write_bytes(bytes(4096) + bytes((ctypes.c_float * 1024)(*range(1024))))
     with open(tmp_path / "weights", "rb") as file:
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    replay = CpuReplay(program([LOGITS], weights=mapped, weights_offset=4096, weights_bytes=4096), threads=1, kv_pages=40)
+    replay = CpuReplay(
+        program([LOGITS], weights=mapped, weights_offset=4096, weights_bytes=4096), threads=1, kv_pages=40
+    )
     with pytest.raises(BufferError):
         mapped.close()
     fill(replay, [0])
@@ -175,14 +186,14 @@ def test_another_abi_is_refused(tmp_path: Path) -> None:
 
 def test_structures_have_the_sizes_of_the_c_side() -> None:
     """The C compiler's own sizes and offsets, from the header that the kernels are compiled with."""
-    import flare.replay.cpu as cpu
+    import flare.replay.cpu_interface as native
 
     fields = {
-        "flare_arg": cpu._Arg,
-        "flare_node": cpu._Node,
-        "flare_open_args": cpu._OpenArgs,
-        "flare_step_args": cpu._StepArgs,
-        "flare_sample_args": cpu._SampleArgs,
+        "flare_arg": native.ArgStruct,
+        "flare_node": native.NodeStruct,
+        "flare_open_args": native.OpenArgs,
+        "flare_step_args": native.StepArgs,
+        "flare_sample_args": native.SampleArgs,
         "flare::SampleParams": SampleParams,
     }
     checks = [f"static_assert(sizeof({name}) == {ctypes.sizeof(mirror)});" for name, mirror in fields.items()]

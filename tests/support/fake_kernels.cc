@@ -46,8 +46,8 @@ struct SumPlus {
   }
 };
 
-// i32 counts[T], i32 met[16]: unit i adds 1 to met[0], then waits until met[0] reaches token i, for at most 20 s (then met[1]
-// is 1). So a test can demand that units run at the same time, or on another thread than another unit.
+// i32 counts[T], i32 met[16]: unit i adds 1 to met[0], then waits until met[0] reaches token i, for at most 20 s (then
+// met[1] is 1). So a test can demand that units run at the same time, or on another thread than another unit.
 struct Meet {
   static constexpr int32_t args = 2;
   static constexpr size_t scratch = 0;

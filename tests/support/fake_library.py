@@ -1,4 +1,4 @@
-"""Kernel libraries of `fake_kernels.cc`, compiled once a run, and programs over them: the native runtime without a model."""
+"""Kernel libraries of `fake_kernels.cc`, compiled once a run, and programs over them: native code without a model."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def node(kernel: str, phase: int, *args: CpuArg) -> CpuNode:
 
 
 def program(nodes: Sequence[CpuNode], *, library: Path | None = None, **changes: Any) -> CpuProgram:
-    """A program with small limits. io has 1024 bytes of logits and 64 KiB behind them; weights are 0, 1, 2, ... as f32."""
+    """A program with small limits. io has 1024 bytes of logits and 64 KiB behind them; weights are f32 0, 1, 2, ..."""
     weights = aligned((ctypes.c_float * 65536)(*range(65536)))
     fields: dict[str, Any] = dict(
         library=library or fake_library(),
@@ -73,7 +73,7 @@ def aligned(data: Any) -> memoryview:
 
 
 def io(replay: CpuReplay, kind: Any, count: int, offset: int = 1024) -> Any:
-    """`count` elements of the io segment at `offset` (logits lie before 1024), as a ctypes array over the memory itself."""
+    """`count` elements of the io segment at `offset` (logits lie before it): a ctypes array over the memory itself."""
     address = replay._library.flare_logits(replay._handle) + offset
     return (kind * count).from_address(address)
 

@@ -1,5 +1,5 @@
-// Runs random work on pools of several sizes and checks, inside every chunk, that the phase before is complete and the phase
-// after has not begun. Meant for the thread sanitizer. Argument: rounds for each pool.
+// Runs random work on pools of several sizes and checks, inside every chunk, that the phase before is complete and the
+// phase after has not begun. Meant for the thread sanitizer. Argument: rounds for each pool.
 #include "pool.h"
 
 #include <cerrno>

@@ -47,7 +47,9 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Library, Path]:
 
 
 def test_a_library_needs_libc_and_exports_the_interface_only(built: tuple[Library, Path]) -> None:
-    needed = {line.split("[")[1].rstrip("]") for line in tool("readelf", "-d", built[1]).splitlines() if "NEEDED" in line}
+    needed = {
+        line.split("[")[1].rstrip("]") for line in tool("readelf", "-d", built[1]).splitlines() if "NEEDED" in line
+    }
     assert needed <= {"libc.so.6", "libm.so.6", "libpthread.so.0"}
     symbols = [line.split() for line in tool("nm", "-D", "--defined-only", built[1]).splitlines()]
     assert {name for _, kind, name in symbols if kind == "T"} == {
@@ -122,7 +124,9 @@ def test_an_unknown_level_is_refused() -> None:
 def test_a_compiler_that_hangs_is_ended_with_its_children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The stand-in answers --version, then waits for a child that waits for ever; both are gone afterwards."""
     script = tmp_path / "slow-c++"
-    script.write_text(f'#!/bin/sh\n[ "$1" = --version ] && echo slow 1.0 && exit\nsleep 1000 &\necho $! > {tmp_path}/child\nwait\n')
+    script.write_text(
+        f'#!/bin/sh\n[ "$1" = --version ] && echo slow 1.0 && exit\nsleep 1000 &\necho $! > {tmp_path}/child\nwait\n'
+    )
     script.chmod(0o755)
     monkeypatch.setenv("CXX", str(script))
     with pytest.raises(InputError, match="compiling generic: not done after 0.5 s"):
@@ -143,5 +147,7 @@ def test_the_compiler_is_cxx_or_g_plus_plus(tmp_path: Path, monkeypatch: pytest.
         find_compiler()
     monkeypatch.delenv("CXX")
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(InputError, match=r"g\+\+: no C\+\+ compiler found: install g\+\+ 11 or later, or set CXX to one"):
+    with pytest.raises(
+        InputError, match=r"g\+\+: no C\+\+ compiler found: install g\+\+ 11 or later, or set CXX to one"
+    ):
         find_compiler()

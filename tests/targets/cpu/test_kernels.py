@@ -1,4 +1,4 @@
-"""Every cpu kernel against float64, and bit for bit against itself: alone, batched, split, on other pages, v3 and v4."""
+"""Every cpu kernel against float64, and bit for bit against itself: alone, batched, split, paged anew, v3 and v4."""
 
 from __future__ import annotations
 

@@ -31,11 +31,16 @@ def thread_states() -> list[str]:
 
 @pytest.mark.parametrize("threads", THREADS)
 def test_a_phase_sees_all_of_the_phase_before(threads: int) -> None:
-    """200 phases, each reading all that the one before wrote; phases without units and gaps in the numbers change nothing."""
+    """201 phases, each reading all that the one before wrote; empty phases and gaps in the numbers change nothing."""
     x, y = CpuArg("arena", 0, 256), CpuArg("arena", 256, 256)
     nodes = []
     for phase in range(0, 400, 4):
-        nodes += [node("SumPlus", phase, x, y), node("Nothing", phase), node("Nothing", phase + 1), node("SumPlus", phase + 2, y, x)]
+        nodes += [
+            node("SumPlus", phase, x, y),
+            node("Nothing", phase),
+            node("Nothing", phase + 1),
+            node("SumPlus", phase + 2, y, x),
+        ]
     nodes.append(node("SumPlus", 400, x, OUT))
     expected, rounds = [0] * 64, 201
     history = []
@@ -115,7 +120,18 @@ def test_the_thread_sanitizer_finds_no_race(tmp_path: Path, repository: Path) ->
     """Random phases on 2 to 16 threads under the compiler's race detector, every unit's turn checked by the others."""
     kernels = repository / "ignition/targets/cpu/kernels"
     source = Path(__file__).with_name("pool_stress.cc")
-    command = ["g++", "-std=c++20", "-O1", "-g", "-fsanitize=thread", "-pthread", f"-I{kernels}", source, "-o", "stress"]
+    command = [
+        "g++",
+        "-std=c++20",
+        "-O1",
+        "-g",
+        "-fsanitize=thread",
+        "-pthread",
+        f"-I{kernels}",
+        source,
+        "-o",
+        "stress",
+    ]
     subprocess.run(command, cwd=tmp_path, check=True)
     result = subprocess.run([tmp_path / "stress", "60"], capture_output=True, text=True)
     assert result.returncode == 0, result.stdout + result.stderr
@@ -128,7 +144,8 @@ from tests.support.fake_library import fill, io, node, program
 ctypes.CDLL(sys.argv[1])  # compiled with -ffast-math: loading it makes this thread flush denormals
 assert sys.float_info.min * 0.5 == 0.0, "the thread does not flush denormals"
 from pathlib import Path
-with CpuReplay(program([node("Halve", 0, CpuArg("io", 1024, 256))], library=Path(sys.argv[2])), threads=int(sys.argv[3]), kv_pages=40) as replay:
+plan = program([node("Halve", 0, CpuArg("io", 1024, 256))], library=Path(sys.argv[2]))
+with CpuReplay(plan, threads=int(sys.argv[3]), kv_pages=40) as replay:
     fill(replay, [0] * 32)
     replay.step(32, 0)
     words = set(io(replay, ctypes.c_uint32, 32))

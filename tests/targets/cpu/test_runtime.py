@@ -15,24 +15,28 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import flare.replay.cpu as cpu
+import flare.replay.cpu_interface as native
 from flare.errors import CoreError
-from flare.replay.cpu import CpuArg, CpuReplay
+from flare.replay.cpu import ISA_FLAGS, CpuArg, CpuReplay, machine_flags
 from tests.support.fake_library import aligned, fake_library, fill, io, node, program
 
 OUT = CpuArg("io", 1024, 256)
 PAGE = CpuArg("kv", 64, 64)
 
 
-def raw_open(change: Callable[[Any, Any, Any], None] = lambda args, nodes, arg: None, error_bytes: int = 400) -> tuple[int, str]:
+def raw_open(
+    change: Callable[[Any, Any, Any], None] = lambda args, nodes, arg: None, error_bytes: int = 400
+) -> tuple[int, str]:
     """Opens (and closes) a good two-node core after `change`, without the checks of the Python side."""
-    library = cpu.load_library(fake_library())
-    first = (cpu._Arg * 2)(cpu._Arg(4, 0, 64, 64), cpu._Arg(3, 0, 1024, 256))
-    second = (cpu._Arg * 1)(cpu._Arg(3, 0, 1024, 256))
-    nodes = (cpu._Node * 2)(cpu._Node(b"Recall<16>", first, 2, 0), cpu._Node(b"Tokens", second, 1, 1))
+    library = native.load_library(fake_library())
+    first = (native.ArgStruct * 2)(native.ArgStruct(4, 0, 64, 64), native.ArgStruct(3, 0, 1024, 256))
+    second = (native.ArgStruct * 1)(native.ArgStruct(3, 0, 1024, 256))
+    nodes = (native.NodeStruct * 2)(
+        native.NodeStruct(b"Recall<16>", first, 2, 0), native.NodeStruct(b"Tokens", second, 1, 1)
+    )
     weights = aligned((c_char * 4096)())
-    args = cpu._OpenArgs(
-        sizeof(cpu._OpenArgs), 64, 160, 4, 64, 4, 16, 40, 2, 0, 2, 0, 128, 8192, 4096, 0, 4096,
+    args = native.OpenArgs(
+        sizeof(native.OpenArgs), 64, 160, 4, 64, 4, 16, 40, 2, 0, 2, 0, 128, 8192, 4096, 0, 4096,
         ctypes.addressof(c_char.from_buffer(weights)), nodes,
     )  # fmt: skip
     change(args, nodes, first[0])
@@ -98,7 +102,10 @@ REFUSED = [
     (put_arg(segment=-1), "no such segment"),
     (put_arg(segment=0), "an absent argument"),
     (put_arg(reserved=1), "reserved"),
-    (put_arg(offset=32), "node 0 (Recall<16>): argument 0 (segment 4, offset 32, bytes 64): offset is no multiple of 64"),
+    (
+        put_arg(offset=32),
+        "node 0 (Recall<16>): argument 0 (segment 4, offset 32, bytes 64): offset is no multiple of 64",
+    ),
     (put_arg(bytes=0), "no bytes"),
     (put_arg(bytes=65), "beyond its segment"),
     (put_arg(offset=128), "beyond its segment"),
@@ -148,7 +155,7 @@ def test_an_error_never_overflows_its_buffer() -> None:
 
 
 def test_library_info_is_one_line_of_json() -> None:
-    library = cpu.load_library(fake_library())
+    library = native.load_library(fake_library())
     text = library.flare_library_info()
     assert b"\n" not in text
     info = json.loads(text)
@@ -158,8 +165,11 @@ def test_library_info_is_one_line_of_json() -> None:
 
 
 def test_calls_without_a_core_are_refused() -> None:
-    library, error = cpu.load_library(fake_library()), ctypes.create_string_buffer(200)
-    step, sample = cpu._StepArgs(sizeof(cpu._StepArgs)), cpu._SampleArgs(sizeof(cpu._SampleArgs), sizeof(cpu.SampleParams))
+    library, error = native.load_library(fake_library()), ctypes.create_string_buffer(200)
+    step, sample = (
+        native.StepArgs(sizeof(native.StepArgs)),
+        native.SampleArgs(sizeof(native.SampleArgs), sizeof(native.SampleParams)),
+    )
     for call, args in ((library.flare_step, step), (library.flare_sample, sample)):
         assert call(None, byref(args), error, 200) == 1 and error.value == b"the core is not open"
     assert library.flare_logits(None) is None
@@ -373,7 +383,7 @@ def test_cores_of_one_and_of_several_libraries_live_side_by_side(runnable: list[
 
 @pytest.fixture
 def runnable() -> list[str]:
-    return [isa for isa, flags in cpu.ISA_FLAGS.items() if flags <= cpu.machine_flags()]
+    return [isa for isa, flags in ISA_FLAGS.items() if flags <= machine_flags()]
 
 
 def resident_bytes() -> int:

@@ -1,5 +1,5 @@
-// A core: memory, nodes, threads; and the checks in front of them. Nothing gets past the checks that could make a kernel
-// touch memory that is not its own: sizes and offsets once, when a core opens, tokens and pages at every step.
+// A core: memory, nodes, threads; and the checks in front of them. Nothing gets past the checks that could make a
+// kernel touch memory that is not its own: sizes and offsets once, when a core opens, tokens and pages at every step.
 #pragma once
 #include <atomic>
 #include <cerrno>
@@ -37,8 +37,9 @@ class Core {
       return fail.unavailable("bytes of memory for the weights' copy in huge pages", a.weights_bytes, ENOMEM);
     if (int bad = bind(a.nodes, kernels, kernel_count, fail)) return bad;
     const uint64_t scratch_bytes = (scratch_stride_ + sampler_stride()) * a.threads;
-    if (!scratch_.allocate(scratch_stride_ * a.threads, false) || !sampling_.allocate(sampler_stride() * a.threads, false) ||
-        !last_step_.allocate(a.slots) || !outcome_.allocate(a.max_rows))
+    if (!scratch_.allocate(scratch_stride_ * a.threads, false) ||
+        !sampling_.allocate(sampler_stride() * a.threads, false) || !last_step_.allocate(a.slots) ||
+        !outcome_.allocate(a.max_rows))
       return fail.unavailable("bytes of memory for the threads' scratch", scratch_bytes, ENOMEM);
     if (int error = pool_.start(a.threads)) return fail.unavailable("threads", a.threads, error);
     if (a.huge_pages) copy_weights();
@@ -55,7 +56,8 @@ class Core {
       for (int32_t n = first_node_[phase]; n < first_node_[phase + 1]; ++n) {
         units_[n] = nodes_[n].kernel->units(step_);
         if (units_[n] < 0 || units_[n] > Pool::kMaxUnits - total)
-          return fail("node %d (%s) has %lld units of work", n, nodes_[n].kernel->name, static_cast<long long>(units_[n]));
+          return fail("node %d (%s) has %lld units of work", n, nodes_[n].kernel->name,
+                      static_cast<long long>(units_[n]));
         total += units_[n];
       }
       if (total == 0) continue;
@@ -71,7 +73,8 @@ class Core {
 
   // kRowsFailed: some rows have no token; those are -1 in `sampled`, the others are good, the text names the first.
   int sample(const flare_sample_args& a, ErrorText fail) {
-    if (a.rows < 0 || a.rows > live_rows_) return fail("rows %d: the last step left %d rows of logits", a.rows, live_rows_);
+    if (a.rows < 0 || a.rows > live_rows_)
+      return fail("rows %d: the last step left %d rows of logits", a.rows, live_rows_);
     if (a.rows && (!a.params || !a.sampled)) return fail("params or sampled is null");
     for (int32_t row = 0; row < a.rows; ++row)
       if (int bad = check_params(row, a.params[row], fail)) return bad;
@@ -237,21 +240,27 @@ class Core {
         if (a.position[end] < 0 || a.position[end] >= l.max_context)
           return fail("position[%d] %d: must be in [0, %d)", end, a.position[end], l.max_context);
         if (end > begin && a.position[end] != a.position[end - 1] + 1)
-          return fail("position[%d] %d: must follow %d, slot %d's one before", end, a.position[end], a.position[end - 1],
-                      slot);
+          return fail("position[%d] %d: must follow %d, slot %d's one before", end, a.position[end],
+                      a.position[end - 1], slot);
       }
       const int32_t pages = a.position[end - 1] / l.page_tokens + 1;
       if (pages > a.page_stride)
-        return fail("page_stride %d: slot %d at position %d needs %d pages", a.page_stride, slot, a.position[end - 1], pages);
-      const int32_t* table = a.page_table + size_t(slot) * a.page_stride;
-      uint32_t highest = 0;  // a negative number is a very high one
-      for (int32_t i = 0; i < pages; ++i) highest = uint32_t(table[i]) > highest ? uint32_t(table[i]) : highest;
+        return fail("page_stride %d: slot %d at position %d needs %d pages", a.page_stride, slot, a.position[end - 1],
+                    pages);
+      const uint32_t highest = highest_of(a.page_table + size_t(slot) * a.page_stride, pages);
       if (highest >= uint32_t(l.kv_pages))
         return fail("page_table: slot %d has page %d: must be in [0, %d)", slot, int32_t(highest), l.kv_pages);
     }
     for (int32_t i = 0; i < a.rows; ++i)
       if (a.row[i] < 0 || a.row[i] >= a.tokens) return fail("row[%d] %d: must be in [0, %d)", i, a.row[i], a.tokens);
     return kGood;
+  }
+
+  // A negative number is a very high one.
+  static uint32_t highest_of(const int32_t* values, int32_t count) {
+    uint32_t highest = 0;
+    for (int32_t i = 0; i < count; ++i) highest = uint32_t(values[i]) > highest ? uint32_t(values[i]) : highest;
+    return highest;
   }
 
   int check_params(int32_t row, const SampleParams& p, ErrorText fail) const {
@@ -274,8 +283,7 @@ class Core {
       return fail("params[%d]: prompt_len %d of history_len %d", row, p.prompt_len, p.history_len);
     if (!p.penalised()) return kGood;
     if (p.history_len && !p.history) return fail("params[%d]: history is null", row);
-    uint32_t highest = 0;
-    for (int32_t i = 0; i < p.history_len; ++i) highest = uint32_t(p.history[i]) > highest ? uint32_t(p.history[i]) : highest;
+    const uint32_t highest = highest_of(p.history, p.history_len);
     if (highest >= uint32_t(limits_.vocabulary))
       return fail("params[%d]: history has token %d: must be in [0, %d)", row, int32_t(highest), limits_.vocabulary);
     return kGood;

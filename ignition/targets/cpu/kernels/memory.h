@@ -9,7 +9,7 @@
 
 namespace flare {
 
-// A fixed number of value-initialised elements, 64-byte aligned. Constructors and destructors must be trivial or noexcept.
+// A fixed number of value-initialised elements, 64-byte aligned. Their destructors are not run: they must be trivial.
 template <class T>
 class Array {
  public:

@@ -4,10 +4,10 @@
 // (so that it streams through memory), takes them one by one, and then takes what is left of the others' runs.
 //
 // A phase ends when its last chunk is finished, not when every thread has arrived: a thread that holds no chunk never
-// holds up the others. So the operating system may take a thread off its core for as long as it likes between two chunks,
-// a sleeping thread may join late, and more threads than cores still work. Threads also offer their core to whoever
-// waits for it about every millisecond, between chunks: the scheduler then has little reason to stop them inside one,
-// which is what would stall all the others. What a unit computes does not depend on who runs it.
+// holds up the others. So the operating system may take a thread off its core for as long as it likes between chunks, a
+// sleeping thread may join late, and more threads than cores still work. Threads also offer their core to whoever waits
+// for it about every millisecond, between chunks: the scheduler then has little reason to stop them inside one, which
+// is what would stall all the others. What a unit computes does not depend on who runs it.
 //
 // The calling thread is thread 0 and works too. Workers that find nothing spin for some microseconds, yield for a while
 // and then sleep on a futex, so an idle core uses no processor time. A pool does not survive fork(): only the calling
@@ -111,7 +111,7 @@ class Pool {
 
  private:
   static constexpr int32_t kPauses = 400;                  // spinning: 5 to 20 us
-  static constexpr int64_t kIdleNanoseconds = 200'000;     // yielding before sleep, after the last phase
+  static constexpr int64_t kIdleNanoseconds = 400'000;     // yielding before sleep, after the last phase
   static constexpr int64_t kStuckNanoseconds = 50'000;     // yielding before sleep, within a phase
   static constexpr int64_t kPoliteNanoseconds = 1'000'000;  // below the scheduler's usual slices
   static constexpr int64_t kLongChunkNanoseconds = 20'000;
@@ -211,8 +211,8 @@ class Pool {
   }
 
   // Writes this thread's share of the next phase ahead of time, so that whoever opens it need not touch this thread's
-  // memory. Called while holding a chunk of the phase before: nobody else writes it then. Returns kPrepared if that made
-  // one more share ready.
+  // memory. Called while holding a chunk of the phase before: nobody else writes it then. Returns kPrepared if that
+  // made one more share ready.
   uint64_t prepare(int32_t self, uint32_t event) {
     if (event - first_event_ == uint32_t(work_.phases)) return 0;
     std::atomic<uint64_t>& share = shares_[event % 2][self].value;
@@ -222,8 +222,8 @@ class Pool {
     return kPrepared;
   }
 
-  // Opens the phase of an event, or tells that all are finished; called by the one thread that reported the last chunk of
-  // the phase before, in which `prepared` threads prepared their shares.
+  // Opens the phase of an event, or tells that all are finished; called by the one thread that reported the last chunk
+  // of the phase before, in which `prepared` threads prepared their shares.
   void open_phase(uint32_t event, uint64_t prepared) {
     const uint32_t phase = event - first_event_;
     if (phase == uint32_t(work_.phases)) return announce(true);
@@ -245,7 +245,7 @@ class Pool {
       syscall(SYS_futex, &event_, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
   }
 
-  // Returns after an announcement later than `seen`, or for no reason. True when the core was offered to others meanwhile.
+  // Returns after an announcement later than `seen`, or for no reason. True if it offered the core to others.
   bool wait(uint32_t seen) {
     for (int32_t i = 0; i < kPauses; ++i) {
       if (event_.load(std::memory_order_acquire) != seen) return false;
@@ -255,8 +255,8 @@ class Pool {
     for (;;) {
       sched_yield();
       if (event_.load(std::memory_order_acquire) != seen) return true;
-      // Between two calls of run() it pays to stay awake. Within one, the thread that is waited for may have lost its core;
-      // the system moves it to this one as soon as this one is idle.
+      // Between two calls of run() it pays to stay awake. Within one, the thread that is waited for may have lost its
+      // core; the system can move it to this one once this one is idle.
       const bool between = returned_.load(std::memory_order_relaxed) == seen;
       if (now() - begun > (between ? kIdleNanoseconds : kStuckNanoseconds)) break;
     }

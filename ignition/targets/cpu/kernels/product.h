@@ -22,7 +22,7 @@ constexpr int tile_tokens = Fmt::quantized ? simd::kDotTokens : simd::kFloatToke
 template <class Fmt>
 constexpr int unit_tokens = (32 + tile_tokens<Fmt> - 1) / tile_tokens<Fmt> * tile_tokens<Fmt>;
 
-// How far ahead weights are fetched when they are used once: about the memory's delay times a core's share of its rate.
+// How far ahead weights are fetched: about the memory's delay times a core's share of its rate.
 constexpr size_t kPrefetchBytes = 3072;
 
 template <int M>
@@ -66,6 +66,8 @@ __attribute__((noinline)) void product(const uint8_t* const (&block)[B], const u
 #pragma GCC unroll 16
           for (int m = 0; m < M; ++m) dots[m] = dot_nibbles(dots[m], high, Row::quad(x + m * Row::bytes, g, 2 * i + 1));
         }
+#pragma GCC unroll 16
+        for (int m = 0; m < M; ++m) dots[m] = end_nibbles(dots[m]);
       }
       const Floats scale = load_f16(scales + g * kBlockRows);
 #pragma GCC unroll 16

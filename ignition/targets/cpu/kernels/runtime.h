@@ -2,9 +2,9 @@
 //
 // A generated translation unit includes the kernels and this file, builds a constexpr table and ends with
 //     FLARE_LIBRARY("x86-64-v4", kernels)
-// which defines the six functions below. All state is in the handle: any number of cores, of any number of libraries, live
-// in one process. One call at a time runs on a core (a second is refused); flare_close must be the last.
-// Every function that fails returns nonzero, writes one line to `error`, and leaves the core as it was.
+// which defines the functions of a library. All state is in the handle: any number of cores, of any number of
+// libraries, live in one process. One call at a time runs on a core (a second is refused); flare_close must be the last.
+// A function that fails returns nonzero, writes one line to `error`, and leaves the core as it was.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -29,7 +29,8 @@ int call(void* handle, const Args* args, int (Core::*method)(const Args&, ErrorT
   return result;
 }
 
-inline int open(const flare_open_args* args, void** handle, const Kernel* kernels, size_t kernel_count, ErrorText fail) {
+inline int open(const flare_open_args* args, void** handle, const Kernel* kernels, size_t kernel_count,
+                ErrorText fail) {
   if (!handle) return fail("no place for the handle");
   *handle = nullptr;
   if (!args || args->struct_size != sizeof(flare_open_args))

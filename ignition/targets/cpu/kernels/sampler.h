@@ -4,8 +4,8 @@
 //    positive logit is divided by `repetition`, another multiplied. Then, over the generated tokens alone,
 //    logit = (logit - frequency * count) - presence for each token with count > 0.
 // 2. temperature <= 0: the highest logit, the lowest id among equals. Nothing below applies.
-// 3. Weights: w = exp((logit - highest) / temperature), where 1 / temperature is rounded first; w = 0 once the exponent is
-//    below -86. If the highest logit is +inf, the tokens at +inf weigh 1 and all others 0.
+// 3. Weights: w = exp((logit - highest) / temperature), where 1 / temperature is rounded first; w = 0 once the exponent
+//    is below -86. If the highest logit is +inf, the tokens at +inf weigh 1 and all others 0.
 // 4. top_k keeps the first k tokens by descending logit, equal logits by ascending id. Off at -1 and 0.
 // 5. top_p keeps, in that order, the shortest prefix whose weights reach top_p times the sum of those that step 4 kept;
 //    at least one. Off at 1.
@@ -16,8 +16,8 @@
 //    If rounding leaves none, the last one with w > 0.
 //
 // Sums are f64. NaN among the penalised logits, and a row in which all are -inf, are outcomes of their own (never a
-// token). Nothing here calls libm and the order of every operation is fixed, so one library chooses equal tokens on every
-// machine and for any number of threads.
+// token). Nothing here calls libm and the order of every operation is fixed, so equal logits give equal tokens on every
+// machine, at every instruction set level and for any number of threads.
 #pragma once
 #include <cfloat>
 #include <cmath>
@@ -306,7 +306,7 @@ class Sampler {
   }
 
   // Reorders [candidate_, end) so that its shortest prefix, by before(), whose measures' sum is enough comes first, and
-  // returns that prefix's end; its last element is the last by before(). Quickselect: linear time, whatever is asked for.
+  // returns that prefix's end; its last element is the last by before(). Quickselect: linear time for any prefix.
   template <class Measure, class Enough>
   Candidate* shortest_prefix(Candidate* end, Measure measure, Enough enough) {
     Candidate* begin = candidate_;

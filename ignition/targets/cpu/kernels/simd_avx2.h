@@ -113,12 +113,16 @@ FLARE_INLINE Ints high_nibbles(Ints a) {
   return {_mm256_and_si256(_mm256_srli_epi16(a.lo, 4), mask), _mm256_and_si256(_mm256_srli_epi16(a.hi, 4), mask)};
 }
 
-// Lane r gains sum over j of w[4r + j] * x[j]; bytes of w are in 0..15, x holds four int8. Pairs stay below
-// 2 * 15 * 128, far from saturation.
+// Lane r gains sum over j of w[4r + j] * x[j]; bytes of w are in 0..15, x holds four int8. A chain has at most 8 of these
+// and its sums are read by end_nibbles: 16-bit halves of a lane, which stay within 8 * 2 * 15 * 128 = 30720 until then.
 FLARE_INLINE Ints dot_nibbles(Ints sum, Ints w, int32_t x) {
-  const __m256i four = _mm256_set1_epi32(x), ones = _mm256_set1_epi16(1);
-  return {_mm256_add_epi32(sum.lo, _mm256_madd_epi16(_mm256_maddubs_epi16(w.lo, four), ones)),
-          _mm256_add_epi32(sum.hi, _mm256_madd_epi16(_mm256_maddubs_epi16(w.hi, four), ones))};
+  const __m256i four = _mm256_set1_epi32(x);
+  return {_mm256_add_epi16(sum.lo, _mm256_maddubs_epi16(w.lo, four)),
+          _mm256_add_epi16(sum.hi, _mm256_maddubs_epi16(w.hi, four))};
+}
+FLARE_INLINE Ints end_nibbles(Ints sum) {
+  const __m256i ones = _mm256_set1_epi16(1);
+  return {_mm256_madd_epi16(sum.lo, ones), _mm256_madd_epi16(sum.hi, ones)};
 }
 // Lane r gains sum over j of (w[4r + j] - 128) * x[j]. A chain of these starts from start_offset, which is told
 // -128 times the sum of all x of the chain; x is in -127..127.

@@ -85,10 +85,12 @@ FLARE_INLINE Ints high_nibbles(Ints a) {
   return {_mm512_and_si512(_mm512_srli_epi16(a.v, 4), _mm512_set1_epi8(15))};
 }
 
-// Lane r gains sum over j of w[4r + j] * x[j]; bytes of w are in 0..15, x holds four int8.
+// Lane r gains sum over j of w[4r + j] * x[j]; bytes of w are in 0..15, x holds four int8. A chain has at most 8 of these
+// and its sums are read by end_nibbles.
 FLARE_INLINE Ints dot_nibbles(Ints sum, Ints w, int32_t x) {
   return {_mm512_dpbusd_epi32(sum.v, w.v, _mm512_set1_epi32(x))};
 }
+FLARE_INLINE Ints end_nibbles(Ints sum) { return sum; }
 // Lane r gains sum over j of (w[4r + j] - 128) * x[j]. A chain of these starts from start_offset, which is told
 // -128 times the sum of all x of the chain; x is in -127..127.
 FLARE_INLINE Ints start_offset(int32_t correction) { return splat(correction); }

@@ -149,7 +149,9 @@ FLARE_INLINE Ints dot_bytes(Ints sum, Ints w, int32_t x) {
     return sum.part[i] + low + (p >> 16) + (q >> 16);
   });
 }
+// Bytes of w are in 0..15. A chain has at most 8 of these and its sums are read by end_nibbles.
 FLARE_INLINE Ints dot_nibbles(Ints sum, Ints w, int32_t x) { return dot_bytes(sum, w, x); }
+FLARE_INLINE Ints end_nibbles(Ints sum) { return sum; }
 // Lane r gains sum over j of (w[4r + j] - 128) * x[j]. A chain of these starts from start_offset, which is told
 // -128 times the sum of all x of the chain; x is in -127..127.
 FLARE_INLINE Ints start_offset(int32_t correction) { return splat(correction); }
