@@ -1,7 +1,6 @@
 """Replays a cpu core: opens its kernel library, owns the arrays of a step and runs steps and sampling.
 
-The C side is `ignition/targets/cpu/kernels/runtime.h`; the structures here mirror it and carry their sizes, so that a
-library of another version refuses them. Only ctypes is used: it releases the interpreter lock while native code runs.
+Only ctypes is used: it is at hand without a costly import, and releases the interpreter lock while native code runs.
 """
 
 from __future__ import annotations
@@ -9,127 +8,46 @@ from __future__ import annotations
 import ctypes
 import json
 from collections.abc import Iterable, Sequence
-from ctypes import POINTER, c_char_p, c_float, c_int, c_int32, c_size_t, c_uint32, c_uint64, c_void_p
+from ctypes import c_float, c_int32, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
 from flare.engine.interface import ReplayDead
 from flare.errors import CoreError, InputError
+from flare.replay.cpu_interface import (
+    ROWS_FAILED,
+    SEGMENTS,
+    UNAVAILABLE,
+    ArgStruct,
+    Buffer,
+    NodeStruct,
+    OpenArgs,
+    SampleArgs,
+    SampleParams,
+    StepArgs,
+    load_library,
+)
 
-ABI_VERSION = 1
-SEGMENTS = {"none": 0, "weights": 1, "arena": 2, "io": 3, "kv": 4}
+__all__ = [
+    "ISA_FLAGS",
+    "CpuArg",
+    "CpuNode",
+    "CpuProgram",
+    "CpuReplay",
+    "ReplayLimits",
+    "SampleParams",
+    "best_isa",
+    "load_library",
+    "machine_flags",
+]
+
+_ERROR_BYTES = 1024
 
 # What each level demands beyond the one after it, as /proc/cpuinfo spells it; the best level first.
 _V3_FLAGS = frozenset("avx2 fma f16c bmi1 bmi2 movbe abm".split())
 _V4_FLAGS = _V3_FLAGS | frozenset("avx512f avx512bw avx512cd avx512dq avx512vl avx512_vnni".split())
 ISA_FLAGS = {"x86-64-v4": _V4_FLAGS, "x86-64-v3": _V3_FLAGS, "generic": frozenset[str]()}
-
-
-class _Arg(ctypes.Structure):
-    _fields_ = [("segment", c_int32), ("reserved", c_int32), ("offset", c_uint64), ("bytes", c_uint64)]
-
-
-class _Node(ctypes.Structure):
-    _fields_ = [("kernel", c_char_p), ("args", POINTER(_Arg)), ("nargs", c_int32), ("phase", c_int32)]
-
-
-class _OpenArgs(ctypes.Structure):
-    _fields_ = [
-        ("struct_size", c_uint32),
-        ("vocabulary", c_int32),
-        ("max_context", c_int32),
-        ("slots", c_int32),
-        ("max_step_tokens", c_int32),
-        ("max_rows", c_int32),
-        ("page_tokens", c_int32),
-        ("kv_pages", c_int32),
-        ("threads", c_int32),
-        ("huge_pages", c_int32),
-        ("node_count", c_int32),
-        ("reserved", c_int32),
-        ("kv_page_bytes", c_uint64),
-        ("arena_bytes", c_uint64),
-        ("io_bytes", c_uint64),
-        ("logits_offset", c_uint64),
-        ("weights_bytes", c_uint64),
-        ("weights", c_void_p),
-        ("nodes", POINTER(_Node)),
-    ]
-
-
-class _StepArgs(ctypes.Structure):
-    _fields_ = [
-        ("struct_size", c_uint32),
-        ("tokens", c_int32),
-        ("rows", c_int32),
-        ("page_stride", c_int32),
-        ("token", POINTER(c_int32)),
-        ("position", POINTER(c_int32)),
-        ("slot", POINTER(c_int32)),
-        ("page_table", POINTER(c_int32)),
-        ("row", POINTER(c_int32)),
-    ]
-
-
-class SampleParams(ctypes.Structure):
-    """How one row's token is chosen; `kernels/sampler.h` documents the meaning and order of the fields.
-
-    `history` points to int32 tokens, the `prompt_len` of the prompt first; its array must outlive the `sample` call.
-    """
-
-    _fields_ = [
-        ("temperature", c_float),
-        ("top_p", c_float),
-        ("min_p", c_float),
-        ("repetition", c_float),
-        ("presence", c_float),
-        ("frequency", c_float),
-        ("top_k", c_int32),
-        ("choice", c_uint32),
-        ("seed", c_uint64),
-        ("position", c_uint32),
-        ("history_len", c_int32),
-        ("prompt_len", c_int32),
-        ("reserved", c_int32),
-        ("history", POINTER(c_int32)),
-    ]
-
-
-class _SampleArgs(ctypes.Structure):
-    _fields_ = [
-        ("struct_size", c_uint32),
-        ("params_size", c_uint32),
-        ("rows", c_int32),
-        ("reserved", c_int32),
-        ("params", POINTER(SampleParams)),
-        ("sampled", POINTER(c_int32)),
-    ]
-
-
-# Result codes beside 0 (good) and 1 (refused).
-_ROWS_FAILED = 2
-_UNAVAILABLE = 3
-
-_ERROR_BYTES = 1024
-
-
-class _Buffer(ctypes.Structure):
-    """CPython's Py_buffer: the way to the address of a read-only mmap."""
-
-    _fields_ = [
-        ("buf", c_void_p),
-        ("obj", c_void_p),
-        ("len", ctypes.c_ssize_t),
-        ("itemsize", ctypes.c_ssize_t),
-        ("readonly", c_int),
-        ("ndim", c_int),
-        ("format", c_char_p),
-        ("shape", c_void_p),
-        ("strides", c_void_p),
-        ("suboffsets", c_void_p),
-        ("internal", c_void_p),
-    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,8 +194,8 @@ class CpuReplay:
         self.sampled = (c_int32 * limits.max_rows)()
         for params in self.sampling:
             params.top_p = params.repetition = 1.0
-        self._step = _StepArgs(
-            struct_size=ctypes.sizeof(_StepArgs),
+        self._step = StepArgs(
+            struct_size=ctypes.sizeof(StepArgs),
             page_stride=limits.page_stride,
             token=self.tokens,
             position=self.positions,
@@ -285,8 +203,8 @@ class CpuReplay:
             page_table=self.page_table,
             row=self.rows,
         )
-        self._sample = _SampleArgs(
-            struct_size=ctypes.sizeof(_SampleArgs),
+        self._sample = SampleArgs(
+            struct_size=ctypes.sizeof(SampleArgs),
             params_size=ctypes.sizeof(SampleParams),
             params=self.sampling,
             sampled=self.sampled,
@@ -311,7 +229,7 @@ class CpuReplay:
         """
         self._sample.rows = n_rows
         failed = self._library.flare_sample(self._handle, self._sample, self._error, _ERROR_BYTES)
-        if failed == _ROWS_FAILED:
+        if failed == ROWS_FAILED:
             raise CoreError(self._text())
         if failed:
             self._refuse()
@@ -340,9 +258,9 @@ class CpuReplay:
         self.close()
 
     def _open(self, program: CpuProgram, threads: int, kv_pages: int, huge_pages: bool) -> None:
-        nodes = (_Node * len(program.nodes))()
+        nodes = (NodeStruct * len(program.nodes))()
         for target, node in zip(nodes, program.nodes, strict=True):
-            args = (_Arg * len(node.args))(*(_arg(a) for a in node.args))
+            args = (ArgStruct * len(node.args))(*(_arg(a) for a in node.args))
             target.kernel = node.kernel.encode()
             target.args = args  # the structure keeps the array alive
             target.nargs = len(node.args)
@@ -350,7 +268,7 @@ class CpuReplay:
         for name, value in [("threads", threads), ("kv_pages", kv_pages)]:
             if not 1 <= value < 1 << 31:
                 raise InputError(f"{name} {value}: must be in [1, {(1 << 31) - 1}]")
-        a = _OpenArgs(ctypes.sizeof(_OpenArgs))
+        a = OpenArgs(ctypes.sizeof(OpenArgs))
         for name in ["vocabulary", "max_context", "slots", "max_step_tokens", "max_rows", "page_tokens"]:
             setattr(a, name, _bounded(name, getattr(program, name), 31))
         for name in ["kv_page_bytes", "arena_bytes", "io_bytes", "logits_offset", "weights_bytes"]:
@@ -364,7 +282,7 @@ class CpuReplay:
         a.nodes = nodes
         failed = self._library.flare_open(a, ctypes.byref(self._handle), self._error, _ERROR_BYTES)
         if failed:
-            raise InputError(self._text()) if failed == _UNAVAILABLE else CoreError(self._text())
+            raise InputError(self._text()) if failed == UNAVAILABLE else CoreError(self._text())
 
     def _refuse(self) -> NoReturn:
         if not self._handle:
@@ -379,30 +297,9 @@ class CpuReplay:
         return f"{self._name}: {self._error.value.decode(errors='replace')}"
 
 
-def load_library(path: Path) -> ctypes.CDLL:
-    """Loads a kernel library and declares its functions. Raises CoreError if it does not load or has another ABI."""
-    try:
-        library = ctypes.CDLL(str(path))
-        library.flare_abi_version.restype = c_uint32
-        version = library.flare_abi_version()
-        if version != ABI_VERSION:
-            raise CoreError(f"{path}: ABI version {version}, this flare replays {ABI_VERSION}: export the core again")
-        library.flare_library_info.restype = c_char_p
-        library.flare_open.argtypes = [POINTER(_OpenArgs), POINTER(c_void_p), c_char_p, c_size_t]
-        library.flare_step.argtypes = [c_void_p, POINTER(_StepArgs), c_char_p, c_size_t]
-        library.flare_sample.argtypes = [c_void_p, POINTER(_SampleArgs), c_char_p, c_size_t]
-        library.flare_logits.argtypes = [c_void_p]
-        library.flare_logits.restype = c_void_p
-        library.flare_close.argtypes = [c_void_p]
-        library.flare_close.restype = None
-    except (OSError, AttributeError) as error:
-        raise CoreError(f"{path}: not a kernel library of this machine: {error}") from None
-    return library
-
-
-def _pin(program: CpuProgram) -> _Buffer:
+def _pin(program: CpuProgram) -> Buffer:
     """Holds the weights' buffer in place until it is released. Raises CoreError if the segment is not inside it."""
-    view = _Buffer()
+    view = Buffer()
     offset, size = program.weights_offset, program.weights_bytes
     if size == 0:
         return view
@@ -414,11 +311,11 @@ def _pin(program: CpuProgram) -> _Buffer:
     return view
 
 
-def _arg(arg: CpuArg) -> _Arg:
+def _arg(arg: CpuArg) -> ArgStruct:
     segment = SEGMENTS.get(arg.segment)
     if segment is None:
         raise CoreError(f"segment {arg.segment!r}: must be one of {', '.join(SEGMENTS)}")
-    return _Arg(segment, 0, _bounded("offset", arg.offset, 64), _bounded("bytes", arg.bytes, 64))
+    return ArgStruct(segment, 0, _bounded("offset", arg.offset, 64), _bounded("bytes", arg.bytes, 64))
 
 
 def _bounded(name: str, value: int, bits: int) -> int:
