@@ -24,7 +24,7 @@ struct Nothing {
 };
 static constexpr flare::Kernel kernels[] = {flare::kernel<Nothing>("Nothing")};
 FLARE_LIBRARY("LEVEL", kernels)
-const char* where = __FILE__;
+__attribute__((visibility("default"))) const char* stray = __FILE__;
 """
 
 TINY = 'extern "C" __attribute__((visibility("default"))) int flare_answer() { return ANSWER; }\n#include "answer.h"\n'
