@@ -96,7 +96,8 @@ def export(
     target: Annotated[str, typer.Option(metavar="cpu", help="What the core runs on.")] = "cpu",
 ) -> None:
     """Exports a model into a core directory: compiles its graphs, packs its weights and proves the result."""
-    from ignition.export import Options, export_core
+    from ignition.export import export_core
+    from ignition.options import Options
     from ignition.progress import ConsoleProgress
 
     options = Options(

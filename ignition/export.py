@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 import recipes
+from flare.core.checksums import sha256_bytes
 from flare.core.graph import check_graph
 from flare.core.manifest import (
     FORMAT_VERSION,
@@ -27,101 +28,19 @@ from flare.core.manifest import (
 )
 from flare.core.manifest import Oracle as OracleEntry
 from flare.core.manifest import Target as TargetEntry
-from flare.core.checksums import sha256_bytes
 from flare.errors import InputError
 from ignition import __version__
 from ignition.checkpoint import open_checkpoint
 from ignition.checkpoint.interface import Checkpoint
 from ignition.graph import Graph
+from ignition.options import Options
 from ignition.oracle import Deviation
 from ignition.pack import CoreWriter, lay_out_weights
 from ignition.plan import Plan
 from ignition.progress import Progress
+from ignition.report import Report
 from ignition.text_facts import TextFacts
 from ignition.weights import QUANTISED_FORMATS, Stored, choose_storage
-
-ISAS = ("x86-64-v4", "x86-64-v3", "generic")
-TARGETS = ("cpu",)
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """What the command line chooses; tokens, slots and levels as in `Limits`. None stands for the model's own value."""
-
-    weights: str = "auto"
-    max_context: int | None = None
-    slots: int = 32
-    page_tokens: int = 16
-    max_step_tokens: int = 512
-    isas: tuple[str, ...] = ISAS
-    sampling_ranges: str | None = None
-    prompt_logprobs: bool = False
-    target: str = "cpu"
-
-    def check(self) -> None:
-        """Raises InputError naming the first option that is out of its bounds."""
-        if self.target not in TARGETS:
-            raise InputError(f"--target is {self.target!r}, this version exports for: {', '.join(TARGETS)}")
-        if self.prompt_logprobs:
-            raise InputError(
-                "--prompt-logprobs: this version exports no prompt-scoring graphs yet; leave the option out"
-            )
-        if self.sampling_ranges not in (None, "author", "open"):
-            raise InputError(f"--sampling-ranges is {self.sampling_ranges!r}, must be author or open")
-        for name, value, low, high in (
-            ("--slots", self.slots, 1, 1024),
-            ("--page-tokens", self.page_tokens, 16, 1024),
-            ("--max-step-tokens", self.max_step_tokens, 1, 65536),
-            ("--max-context", self.max_context or 1, 1, 2**31 - 1),
-        ):
-            if not low <= value <= high:
-                raise InputError(f"{name} is {value}, must be {low} to {high}")
-        if self.max_context is not None and self.max_context < 1:
-            raise InputError(f"--max-context is {self.max_context}, must be positive")
-        if self.page_tokens % 16:
-            raise InputError(f"--page-tokens is {self.page_tokens}, must be a multiple of 16")
-        if not self.isas or set(self.isas) - set(ISAS) or len(set(self.isas)) != len(self.isas):
-            raise InputError(f"--isa is {','.join(self.isas)!r}, must be levels of {', '.join(ISAS)}, each once")
-        if self.max_step_tokens < self.slots:
-            raise InputError(
-                f"--max-step-tokens is {self.max_step_tokens}, must be at least --slots, which is {self.slots}"
-            )
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """What an export did: seconds by stage, bytes by file, and what people should know."""
-
-    output: Path
-    core_id: str
-    seconds: dict[str, float]
-    files: dict[str, int]
-    formats: dict[str, int]
-    deviation: Deviation
-    isas: list[str]
-    notices: list[str]
-
-    def text(self) -> str:
-        """The report as lines for people."""
-        from ignition.inspect import size
-
-        times = ", ".join(f"{name} {seconds:.2f}" for name, seconds in self.seconds.items())
-        files = ", ".join(
-            f"{name} {size(count)}" for name, count in sorted(self.files.items(), key=lambda f: -f[1])[:4]
-        )
-        formats = ", ".join(f"{name} {size(count)}" for name, count in sorted(self.formats.items()))
-        return "\n".join(
-            [
-                f"core      {self.output}  (id {self.core_id[:16]})",
-                f"size      {size(sum(self.files.values()))}: {files}",
-                f"weights   {formats}",
-                f"proof     mean KL {self.deviation.mean_kl:.2g}, top-1 agreement {self.deviation.top1_agreement:.3f} "
-                f"against the reference on the same weights ({', '.join(self.isas)})",
-                f"seconds   {sum(self.seconds.values()):.1f}: {times}",
-                *(f"notice    {line}" for line in self.notices),
-                f"next      flare serve {self.output}",
-            ]
-        )
 
 
 @dataclass(slots=True)

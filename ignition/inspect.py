@@ -71,53 +71,59 @@ def render(facts: dict[str, Any]) -> str:
     model, limits, weights, sampling = facts["model"], facts["limits"], facts["weights"], facts["sampling"]
     template, oracle, kv = facts["template"]["facts"], facts["oracle"], facts["kv"]
     formats = ", ".join(f"{name} {size(count)}" for name, count in sorted(weights["formats"].items()))
+    parameters = f"{model['parameters'] / 1e6:.1f} M parameters, {model['layers']} layers"
+    limit = f"{limits['slots']} requests at once; {limits['max_step_tokens']} tokens a step"
+    token, context = size(kv["bytes_per_token"]), size(kv["bytes_for_full_context"])
     rows: list[tuple[str, str]] = [
         ("core", f"{facts['path']}  ({size(facts['bytes'])}, id {facts['id'][:16]})"),
-        (
-            "model",
-            f"{model['id']}: {model['architecture']}, {model['parameters'] / 1e6:.1f} M parameters, {model['layers']} layers",
-        ),
+        ("model", f"{model['id']}: {model['architecture']}, {parameters}"),
         ("source", f"{model['source']} through recipe {model['recipe']}"),
         ("weights", f"{formats}; {size(weights['decode_weight_bytes'])} read for each token"),
         ("target", f"{facts['target']['kind']}: " + ", ".join(lib["isa"] for lib in facts["target"]["libraries"])),
-        (
-            "context",
-            f"{limits['max_context']} tokens; {limits['slots']} requests at once; {limits['max_step_tokens']} tokens a step",
-        ),
+        ("context", f"{limits['max_context']} tokens; {limit}"),
         (
             "kv",
-            f"{kv['format']}, pages of {limits['page_tokens']} tokens, {size(kv['bytes_per_token'])} a token, {size(kv['bytes_for_full_context'])} for a full context",
+            f"{kv['format']}, pages of {limits['page_tokens']} tokens, {token} a token, {context} for a full context",
         ),
         ("serves", ", ".join(name for name, able in facts["apis"].items() if able)),
     ]
     for name, graph in facts["graphs"].items():
         kernels = ", ".join(f"{count} {kernel}" for kernel, count in graph["kernels"].items())
         rows.append((f"graph {name}", f"{graph['nodes']} nodes in {graph['phases']} phases: {kernels}"))
-    defaults = ", ".join(
-        f"{name} {value} ({sampling['sources'].get(name, 'flare_default')})"
-        for name, value in sorted(sampling["defaults"].items())
-        if value is not None
-    )
-    ranges = (
-        sampling["ranges"]
-        if isinstance(sampling["ranges"], str)
-        else ", ".join(f"{n} {r}" for n, r in sorted(sampling["ranges"].items()))
-    )
-    rows += [("sampling", defaults), ("ranges", ranges)]
-    if facts["template"]["file"] is None:
-        rows.append(("template", "none: chat requests are refused"))
-    else:
-        thinking = template.get("thinking") or {}
-        levels = ", ".join(level["id"] for level in thinking.get("levels", ())) or "none"
-        rows.append(("template", f"from {facts['template']['source']}; thinking levels: {levels}"))
-        for name in sorted(template):
-            if name != "thinking" and isinstance(template[name], (str, bool, int, list, type(None))):
-                rows.append(("", f"{name}: {template[name]!r}"))
-    rows.append(
-        (
-            "oracle",
-            f"mean KL {oracle['mean_kl']:.2g}, top-1 agreement {oracle['top1_agreement']:.3f} against the reference; compiled results for {', '.join(oracle['isas'])}",
-        )
-    )
+    rows += [("sampling", _defaults(sampling)), ("ranges", _ranges(sampling["ranges"]))]
+    rows += _template_rows(facts["template"], template)
+    quality = f"mean KL {oracle['mean_kl']:.2g}, top-1 agreement {oracle['top1_agreement']:.3f} against the reference"
+    rows.append(("oracle", f"{quality}; compiled results for {', '.join(oracle['isas'])}"))
     width = max(len(name) for name, _ in rows) + 2
     return "\n".join(f"{name:<{width}}{value}" for name, value in rows)
+
+
+def _defaults(sampling: dict[str, Any]) -> str:
+    known = {name: value for name, value in sorted(sampling["defaults"].items()) if value is not None}
+    return ", ".join(f"{name} {value} ({sampling['sources'][name]})" for name, value in known.items())
+
+
+def _ranges(ranges: str | dict[str, Any]) -> str:
+    return (
+        ranges if isinstance(ranges, str) else ", ".join(f"{name} {bounds}" for name, bounds in sorted(ranges.items()))
+    )
+
+
+def _template_rows(entry: dict[str, Any], facts: dict[str, Any]) -> list[tuple[str, str]]:
+    """What the chat template can do, one line a fact."""
+    if entry["file"] is None:
+        return [("template", "none: chat requests are refused")]
+    levels = ", ".join(level["id"] for level in facts["thinking"]["levels"]) or "none"
+    rows = [("template", f"from {entry['source']}; thinking levels: {levels}")]
+    system, tools = facts["system"], facts["tools"]
+    rows.append(
+        ("", f"system message: leading {system['leading']}, inline {system['inline']}; developer {facts['developer']}")
+    )
+    if system["default"] is not None:
+        rows.append(("", f"system text when none is given: {system['default']!r}"))
+    able = [name for name in ("declared", "calls", "results") if tools[name]]
+    continues = "yes" if facts["continuation"]["supported"] else "no"
+    rows.append(("", f"tools: {', '.join(able) or 'none'}; continues an answer: {continues}"))
+    if facts["variables"]:
+        rows.append(("", f"further variables: {', '.join(facts['variables'])}"))
+    return rows

@@ -79,7 +79,7 @@ class Deviation(Struct):
 
 
 class Tolerance(Struct):
-    """What a deviation may be. f32 cores are compared tightly; quantised ones by divergence and margin, since near ties flip."""
+    """What a deviation may be: tight for f32 cores; for quantised ones divergence and margin, since near ties flip."""
 
     mean_kl: float
     max_logprob_error: float

@@ -76,11 +76,9 @@ def choose_storage(
 ) -> tuple[dict[str, Stored], list[str]]:
     """The storage of every weight, in the recipe's order, and notices about what is requantised.
 
-    `matrices` are the weights that kernels read packed. Raises InputError for an unknown option, a tensor that is missing
+    `matrices` are the weights that kernels read packed. Raises InputError for a tensor that is missing
     or has another shape than the recipe wants, and a row length that q8 or q4 cannot hold.
     """
-    if option not in OPTIONS:
-        raise InputError(f"--weights is {option!r}, must be one of {', '.join(OPTIONS)}")
     stored: dict[str, Stored] = {}
     requantised: dict[tuple[str, str], int] = {}
     for name, spec in specs.items():

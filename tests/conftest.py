@@ -36,7 +36,8 @@ def smollm2_gguf() -> Path:
 @pytest.fixture(scope="session")
 def smollm2_core(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A core of SmolLM2 with its weights as shipped (q4), exported once a session. Read only."""
-    from ignition.export import Options, export_core
+    from ignition.export import export_core
+    from ignition.options import Options
 
     directory = tmp_path_factory.mktemp("cores") / "smollm2"
     export_core("smollm2", directory, Options())
@@ -46,7 +47,8 @@ def smollm2_core(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def tiny_core(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A core of a small random Llama checkpoint with a byte-level tokenizer, exported once a session. Read only."""
-    from ignition.export import Options, export_core
+    from ignition.export import export_core
+    from ignition.options import Options
     from tests.support.checkpoints import make_checkpoint
 
     checkpoint = make_checkpoint(tmp_path_factory.mktemp("checkpoints") / "tiny", "llama")

@@ -15,7 +15,8 @@ import pytest
 from flare.core.directory import open_core
 from flare.errors import InputError
 from flare.replay.program import runnable_isas
-from ignition.export import ISAS, Options, export_core
+from ignition.export import export_core
+from ignition.options import ISAS, Options
 from ignition.pack import lay_out_weights
 from tests.support.checkpoints import make_checkpoint
 
@@ -73,7 +74,17 @@ def test_a_new_export_replaces_a_core_and_nothing_else(checkpoint: Path, tmp_pat
 
 
 def test_kill_leaves_no_core_and_the_next_export_cleans_up(checkpoint: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "ignition.cli", "export", str(checkpoint), "-o", str(tmp_path / "core"), "--isa", BEST]
+    command = [
+        sys.executable,
+        "-m",
+        "ignition.cli",
+        "export",
+        str(checkpoint),
+        "-o",
+        str(tmp_path / "core"),
+        "--isa",
+        BEST,
+    ]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=Path(__file__).resolve().parent.parent)
     assert process.stderr is not None
     for line in process.stderr:
@@ -135,7 +146,12 @@ def change_config(folder: Path, **fields: object) -> None:
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(
-    checkpoint: Path, tmp_path: Path, damage: object, arguments: tuple[str, ...], environment: dict[str, str], named: str
+    checkpoint: Path,
+    tmp_path: Path,
+    damage: object,
+    arguments: tuple[str, ...],
+    environment: dict[str, str],
+    named: str,
 ) -> None:
     import shutil
 

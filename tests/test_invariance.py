@@ -47,7 +47,9 @@ def subject(request: pytest.FixtureRequest) -> Iterator[Subject]:
 
 
 schedules = st.lists(
-    st.lists(st.tuples(st.integers(0, SLOTS - 1), st.integers(1, 17)), min_size=1, max_size=SLOTS, unique_by=lambda p: p[0]),
+    st.lists(
+        st.tuples(st.integers(0, SLOTS - 1), st.integers(1, 17)), min_size=1, max_size=SLOTS, unique_by=lambda p: p[0]
+    ),
     min_size=1,
     max_size=12,
 )

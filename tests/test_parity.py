@@ -14,7 +14,8 @@ import torch
 
 from flare.core.directory import open_core
 from flare.replay.program import open_replay, runnable_isas
-from ignition.export import ISAS, Options, export_core
+from ignition.export import export_core
+from ignition.options import ISAS, Options
 from tests.support.checkpoints import CONFIGURATIONS, VOCABULARY, make_checkpoint
 from tests.support.replaying import Sequences, scattered_pages
 

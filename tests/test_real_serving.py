@@ -45,7 +45,12 @@ def server(smollm2_core: Path) -> Iterator[CoreServer]:
 
 def body(index: int, **more: Any) -> dict[str, Any]:
     question = QUESTIONS[index % len(QUESTIONS)]
-    settings = [{"temperature": 0}, {"temperature": 0.8, "seed": index}, {"top_p": 0.9, "seed": 7}, {"top_k": 5, "seed": 1}]
+    settings = [
+        {"temperature": 0},
+        {"temperature": 0.8, "seed": index},
+        {"top_p": 0.9, "seed": 7},
+        {"top_k": 5, "seed": 1},
+    ]
     return {"messages": [{"role": "user", "content": question}], "max_tokens": 48, **settings[index % 4], **more}
 
 
