@@ -21,6 +21,11 @@ class InputError(FlareError):
     exit_code = 2
 
 
+class ReplayDead(FlareError):
+    """A replay can run nothing any more: it was closed, or its device is lost. Every other exception of a replay's `step`
+    and `sample` concerns that one call."""
+
+
 class RequestError(FlareError):
     """A request that is refused. `param` and `code` follow the specification; `extra` joins the error object."""
 

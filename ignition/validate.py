@@ -216,7 +216,8 @@ def check_oracle(core: Core) -> str:
     longest = max(len(prompt.tokens) for prompt in oracle.prompts)
     reports = []
     for isa in levels:
-        replay = open_replay(core, threads=1, kv_pages=-(-longest // manifest.limits.page_tokens), isa=isa)
+        pages = -(-longest // manifest.limits.page_tokens)
+        replay = open_replay(core, threads=1, kv_pages=pages, huge_pages=False, isa=isa)
         try:
             logits = score(replay, [prompt.tokens for prompt in oracle.prompts])
         finally:

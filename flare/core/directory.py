@@ -23,7 +23,8 @@ WEIGHTS_FILE = "weights.safetensors"
 class Core:
     """An opened core: its manifest and the checked bytes of its small files.
 
-    Attributes: `path` (absolute), `manifest`. Files are read once and hashed as read, so what was checked is what is used.
+    Attributes: `path` (absolute), `manifest`. `read` gives the very bytes that were hashed. Libraries and weights are opened
+    again by path when they are loaded: who may write the directory is trusted, as with any program.
     """
 
     def __init__(self, path: Path, manifest: Manifest, manifest_sha256: str, small: dict[str, bytes]) -> None:
@@ -52,12 +53,14 @@ def open_core(path: str | os.PathLike[str], *, verify: bool = False) -> Core:
     Raises InputError when there is no such directory, CoreError naming file, value and remedy when the core is bad.
     """
     root = Path(os.path.realpath(path))
-    if not root.is_dir():
+    if not os.path.isdir(root):
         raise InputError(
             f"{os.fspath(path)}: no such core directory; `ignition export RECIPE -o {os.fspath(path)}` makes one"
         )
     _check_mode(root, os.stat(root), str(path))
-    if not (root / MANIFEST_FILE).exists():
+    if not os.access(root, os.R_OK | os.X_OK):
+        raise InputError(f"{os.fspath(path)}: may not be read by this user; check its permissions")
+    if not os.path.lexists(root / MANIFEST_FILE):
         raise CoreError(f"{os.fspath(path)}: has no {MANIFEST_FILE}, so it is not a core; export it again")
     data = _read(root, MANIFEST_FILE)
     digest = sha256_bytes(data)

@@ -10,19 +10,21 @@ import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from time import monotonic
 
-from flare.engine.interface import Replay, ReplayDead
+from flare.engine.interface import Replay
 from flare.engine.request import Delivery, EngineLimits, EngineStats, QueueFull, Request, StopCause
 from flare.engine.sampling import History
 from flare.engine.scheduler import Chunk, Scheduler
-from flare.errors import CoreError, RequestError
+from flare.errors import CoreError, ReplayDead, RequestError
 
 _log = logging.getLogger("flare.engine")
 
 STEP_FAILED = "the model failed while it worked on this request; the server goes on, try again"
 ENGINE_FAILED = "the model can run no more requests; the server must be restarted"
+SETTLED_S = 1.0
+"""How long no request must be live before the pages are counted."""
 ENGINE_CLOSED = "the server is shutting down"
 
 
@@ -166,8 +168,7 @@ class Engine:
         try:
             while not self._closing:
                 if self._scheduler.idle:
-                    self._scheduler.check_integrity()
-                    self._obey(self._commands.get())
+                    self._obey(self._await_command())
                 while not self._commands.empty():
                     self._obey(self._commands.get())
                 if not self._closing and not self._scheduler.idle:
@@ -185,16 +186,23 @@ class Engine:
                 _log.exception("the engine stops, it failed")
             self._die()
 
+    def _await_command(self) -> Request | Cancel | Close:
+        """Sleeps until there is something to do. Pages are counted once idleness has lasted: that takes milliseconds for a
+        large pool, and must not stand in the way of a client that asks one thing after another."""
+        try:
+            return self._commands.get(timeout=SETTLED_S)
+        except Empty:
+            self._scheduler.check_integrity()
+            return self._commands.get()
+
     def _obey(self, command: Request | Cancel | Close) -> None:
         match command:
             case Request():
-                row = self._row_type()
-                command.sampling.write(row, command.choice, len(command.prompt))
-                if command.sampling.penalised:
-                    command.history = History(command.prompt)
-                    row.history = command.history.array
-                command.row = row
-                self._scheduler.add(command)
+                try:
+                    self._admit(command)
+                except Exception:
+                    _log.exception("a request could not be taken in")
+                    self._finish(Delivery(command, [], error=STEP_FAILED))
             case Cancel(request_id, cause):
                 request = self._live.get(request_id)
                 if request is not None:
@@ -202,6 +210,15 @@ class Engine:
                     self._finish(Delivery(request, [], cause))
             case Close():
                 self._closing = True
+
+    def _admit(self, request: Request) -> None:
+        row = self._row_type()
+        request.sampling.write(row, request.choice, len(request.prompt))
+        if request.sampling.penalised:
+            request.history = History(request.prompt)
+            row.history = request.history.array
+        request.row = row
+        self._scheduler.add(request)
 
     def _step(self) -> None:
         chunks = self._scheduler.plan()

@@ -7,13 +7,6 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from flare.errors import FlareError
-
-
-class ReplayDead(FlareError):
-    """A replay can run nothing any more: it was closed, or its device is lost. Every other exception of `step` and
-    `sample` concerns that one call."""
-
 
 class ReplayLimits(Protocol):
     """The fixed sizes of a replay: counts of tokens, slots, rows and pages. Read only."""

@@ -62,16 +62,19 @@ class Tokenizer:
         self._bytes: dict[int, bytes] = {}
 
     @classmethod
-    def load(cls, path: Path, *, bos_token_id: int | None = None, eos_token_ids: Sequence[int] = ()) -> Tokenizer:
-        """Reads a Hugging Face tokenizers file. Raises CoreError naming the file when it is not one."""
+    def load(
+        cls, source: Path | bytes, *, bos_token_id: int | None = None, eos_token_ids: Sequence[int] = ()
+    ) -> Tokenizer:
+        """Reads a Hugging Face tokenizers file, or its bytes. Raises CoreError when it is not one."""
         # The server has its own pool of threads; a second one inside the library would only compete with the engine.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         from tokenizers import Tokenizer as Base
 
         try:
-            base = Base.from_file(str(path))
+            base = Base.from_buffer(source) if isinstance(source, bytes) else Base.from_file(str(source))
         except Exception:
-            raise CoreError(f"{path}: not a tokenizers file that this version reads; export the core again") from None
+            name = "tokenizer.json" if isinstance(source, bytes) else source
+            raise CoreError(f"{name}: not a tokenizers file that this version reads; export the core again") from None
         return cls(base, bos_token_id=bos_token_id, eos_token_ids=eos_token_ids)
 
     # Encoding

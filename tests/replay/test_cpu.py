@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from flare.engine.interface import ReplayDead
+from flare.errors import ReplayDead
 from flare.errors import CoreError, InputError
 from flare.replay.cpu import (
     ISA_FLAGS,

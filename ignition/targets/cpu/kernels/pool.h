@@ -104,6 +104,7 @@ class Pool {
     work_ = work;  // nobody reads it now: a thread does so only while it holds a chunk
     const uint32_t idle = event_.load(std::memory_order_relaxed);
     first_event_ = idle + 1;
+    workers_[0].processor.store(sched_getcpu(), std::memory_order_relaxed);
     open_phase(first_event_, 0);
     participate(0, idle + 1 + work.phases);
     returned_.store(idle + 1 + work.phases, std::memory_order_relaxed);
@@ -127,6 +128,7 @@ class Pool {
     Pool* pool;
     int32_t index;
     pthread_t handle;
+    std::atomic<int32_t> processor{-1};  // where the thread last found itself
   };
 
   static int64_t now() {
@@ -168,12 +170,35 @@ class Pool {
         if (time - turn > kPoliteNanoseconds) {
           sched_yield();
           turn = now();
+          spread(self);
         }
       } else {
         if (self != 0 && stopping_.load(std::memory_order_acquire)) return;
-        if (wait(event)) turn = now();
+        if (wait(event)) {
+          turn = now();
+          spread(self);
+        }
       }
     }
+  }
+
+  // Moves this thread off a processor that a thread before it runs on. The system keeps two busy threads of three on one of
+  // two processors for seconds, although either could work beside the third: then this pool would have half of its due.
+  void spread(int32_t self) {
+    const int32_t here = sched_getcpu();
+    workers_[self].processor.store(here, std::memory_order_relaxed);
+    bool crowded = false;
+    for (int32_t i = 0; i < self; ++i) crowded |= workers_[i].processor.load(std::memory_order_relaxed) == here;
+    cpu_set_t allowed;
+    if (!crowded || sched_getaffinity(0, sizeof allowed, &allowed)) return;
+    cpu_set_t free = allowed;
+    for (int32_t i = 0; i < self; ++i) {
+      const int32_t taken = workers_[i].processor.load(std::memory_order_relaxed);
+      if (taken >= 0 && taken < CPU_SETSIZE) CPU_CLR(taken, &free);
+    }
+    if (CPU_COUNT(&free) == 0 || sched_setaffinity(0, sizeof free, &free)) return;
+    sched_setaffinity(0, sizeof allowed, &allowed);  // moved; where to go from here is the system's choice again
+    workers_[self].processor.store(sched_getcpu(), std::memory_order_relaxed);
   }
 
   // Runs chunks of the event's phase while there are any, this thread's own first. Returns what to add to unfinished_.
