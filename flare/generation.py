@@ -6,6 +6,7 @@ main thread); only `Engine.submit` and `Engine.cancel` cross threads.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from flare.engine import Delivery, Engine
 
 Listener = Callable[[Event], None]
+
+_log = logging.getLogger("flare.generation")
 
 
 class Decoder(Protocol):
@@ -86,7 +89,6 @@ class Choice:
         self._finish(text + piece, tokens, cause, matched)
 
     def _finish(self, text: str, tokens: int, cause: Cause, matched: str | None) -> None:
-        self.ended = True
         self.completion_tokens += tokens
         request, first = self.request, self.request.first_token_at
         timings = Timings()
@@ -106,19 +108,22 @@ class Choice:
             timings=timings,
         )
         self.answer.finished(event)
+        self.ended = True  # not before: an answer whose listener raised is still there to be failed
 
 
 class Answer:
     """All choices of one request, and where their events go.
 
     `arrived_at` is on the monotonic clock. After the last choice's `Finished`, after `Failed` and after `cancel` the
-    listener hears nothing more.
+    listener hears nothing more. `close` is called instead of a `Failed` that the listener could not take: it ends what
+    the client waits for without a word.
     """
 
-    def __init__(self, engine: Engine, listener: Listener, arrived_at: float) -> None:
+    def __init__(self, engine: Engine, listener: Listener, arrived_at: float, close: Callable[[], None]) -> None:
         self.engine = engine
         self.listener = listener
         self.arrived_at = arrived_at
+        self.close = close
         self.choices: list[Choice] = []
         self.open_choices = 0
         self.ended = False
@@ -131,17 +136,21 @@ class Answer:
 
     def finished(self, event: Finished) -> None:
         """Passes on the end of one choice; the answer ends with its last choice."""
+        self.listener(event)
         self.open_choices -= 1
         if not self.open_choices:
             self.ended = True
-        self.listener(event)
 
     def fail(self, error: RequestError) -> None:
-        """Ends the whole answer with an error and cancels what still runs. Does nothing after the end."""
+        """Ends the whole answer with an error and cancels what still runs. Does nothing after the end, never raises."""
         if self.ended:
             return
         self.cancel()
-        self.listener(Failed(error))
+        try:
+            self.listener(Failed(error))
+        except Exception:
+            _log.exception("an answer's failure could not be reported")
+            self.close()
 
     def cancel(self) -> None:
         """Ends the answer without another event: the engine drops its requests. Does nothing after the end."""

@@ -175,17 +175,24 @@ class Runtime:
             variables=template_variables(conversation.thinking, self.model.thinking),
         )
 
-    def submit(self, prepared: Prepared, listener: Listener, arrived_at: float) -> Answer:
+    def submit(
+        self,
+        prepared: Prepared,
+        listener: Listener,
+        arrived_at: float,
+        close: Callable[[], None] = lambda: None,
+    ) -> Answer:
         """Hands every choice to the engine, on the thread that calls `receive`; events go to `listener`.
 
-        `arrived_at` is when the request came, on the monotonic clock. Raises RequestError when the engine cannot take
+        `arrived_at` is when the request came, on the monotonic clock. `close` is called when `listener` cannot even take
+        the answer's failure. Raises RequestError when the engine cannot take
         them all; none of them runs then.
         """
         from flare.engine import Request
         from flare.text.detokenizer import Detokenizer
         from flare.text.stops import StopMatcher
 
-        answer = Answer(self.engine, listener, arrived_at)
+        answer = Answer(self.engine, listener, arrived_at, close)
         request = prepared.request
         unsent = []
         for index in range(prepared.choices):
@@ -199,20 +206,20 @@ class Runtime:
             for child in unsent:
                 if child.max_new_tokens != 0:
                     self.engine.submit(child)
-        except RequestError:
+            for child in unsent:
+                if child.max_new_tokens == 0:
+                    self._finish_empty(child.sink)
+        except Exception:
             answer.cancel()
             raise
-        for child in unsent:
-            if child.max_new_tokens == 0:
-                self._finish_empty(child.sink)
         return answer
 
     @staticmethod
     def _finish_empty(choice: Any) -> None:
         """Ends a choice that asked for no tokens; the engine never sees it."""
-        choice.ended = True
         prompt_tokens = len(choice.request.prompt)
         choice.answer.finished(Finished(choice.index, "", 0, "max_tokens", None, prompt_tokens, 0, 0, Timings()))
+        choice.ended = True
 
     @property
     def healthy(self) -> bool:

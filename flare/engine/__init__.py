@@ -14,9 +14,9 @@ A request's tokens depend on the request alone, so any schedule, preemption or c
 """
 
 from flare.engine.engine import Engine
-from flare.errors import ReplayDead
 from flare.engine.request import Delivery, EngineLimits, EngineStats, QueueFull, Request, StopCause
 from flare.engine.sampling import SamplingParams
+from flare.errors import ReplayDead
 
 __all__ = [
     "Delivery",

@@ -40,14 +40,14 @@ def bytes_response(body: bytes, *, status: int = 200, headers: Mapping[str, str]
     return web.Response(body=body, status=status, headers=HEADERS if headers is None else {**HEADERS, **headers})
 
 
-def error_response(error: RequestError) -> web.Response:
+def error_response(error: RequestError, headers: Mapping[str, str] | None = None) -> web.Response:
     """Returns the response of a refusal or failure, in the OpenAI envelope and at most 4 KiB long."""
     body = encode_json(error_object(error))
     if len(body) > MAX_ERROR_BYTES:
         text = str(error)[:MAX_MESSAGE_CHARACTERS]
         body = encode_json(error_object(RequestError(text, status=error.status, type=error.type, code=error.code)))
-    headers = {"Allow": error.allowed} if isinstance(error, MethodNotAllowed) else EXTRA_HEADERS.get(error.status)
-    return bytes_response(body, status=error.status, headers=headers)
+    extra = {"Allow": error.allowed} if isinstance(error, MethodNotAllowed) else EXTRA_HEADERS.get(error.status)
+    return bytes_response(body, status=error.status, headers={**(extra or {}), **(headers or {})})
 
 
 def failure(error: Exception) -> RequestError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -14,8 +15,8 @@ from flare.conversation import Event
 from flare.errors import RequestError
 from flare.generation import Answer, Listener
 from flare.http.admission import Admission
-from flare.http.bodies import content_coding, decompress, read_body
-from flare.http.errors import bytes_response
+from flare.http.bodies import BodyMemory, content_coding, decompress, read_body
+from flare.http.errors import bytes_response, error_response, failure
 from flare.http.sse import HEADERS, EventStream, Keeper
 from flare.protocols.endpoint import Collected, Decoded, GenerationEndpoint, Response
 from flare.runtime import Prepared, Runtime
@@ -28,6 +29,7 @@ class Generator:
         self.runtime = runtime
         self.settings = settings
         self.admission = Admission(settings.max_requests)
+        self.bodies = BodyMemory(settings.max_bodies_bytes)
         self.keeper = Keeper(settings.keepalive_comment_s)
         self.pool = ThreadPoolExecutor(settings.frontend_threads, thread_name_prefix="flare-frontend")
         self.answers: set[Answer] = set()
@@ -49,20 +51,18 @@ class Generator:
             raise RequestError("the model cannot run; the server must be restarted", status=503, type="server_error")
         places = 1
         self.admission.take(places)
-        answer = None
+        answer = response = None
+        begun = False
         try:
-            coding = content_coding(request)
-            body = await read_body(request, self.settings.max_body_bytes, self.settings.body_silence_s)
-            work = asyncio.get_running_loop().run_in_executor(self.pool, self._prepare, endpoint, body, coding)
-            decoded, prepared = await work
-            del body
+            decoded, prepared = await self._read(request, endpoint)
             more = prepared.choices - 1
             self.admission.take(more, held=places)
             places += more
             response = Response.begin(endpoint.id_prefix, self.runtime.model, decoded, prepared.prompt_tokens)
             if decoded.stream:
                 stream = EventStream()
-                answer = self._submit(prepared, stream_listener(stream, endpoint, response), arrived_at)
+                answer = self._submit(prepared, stream_listener(stream, endpoint, response), stream.end, arrived_at)
+                begun = True
                 return await self._stream(request, stream, response)
             collected = Collected(prepared.choices)
             done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -71,30 +71,54 @@ class Generator:
                 if collected.add(event) and not done.done():
                     done.set_result(None)
 
-            answer = self._submit(prepared, listen, arrived_at)
+            def close() -> None:
+                if not done.done():
+                    done.set_exception(RuntimeError("the answer could not be collected"))
+
+            answer = self._submit(prepared, listen, close, arrived_at)
             await done
             if collected.failed is not None:
                 raise collected.failed.error
-            return bytes_response(endpoint.encode(response, collected), headers={"x-request-id": response.id})
+            return bytes_response(endpoint.encode(response, collected), headers=request_id(response))
+        except Exception as error:
+            if response is None or begun:
+                raise
+            return error_response(failure(error), headers=request_id(response))
         finally:
             if answer is not None:
                 answer.cancel()
                 self.answers.discard(answer)
             self.admission.give_back(places)
 
+    async def _read(self, request: web.BaseRequest, endpoint: GenerationEndpoint) -> tuple[Decoded, Prepared]:
+        """Returns what the body asks for. The body counts as held until it is decoded."""
+        settings = self.settings
+        coding = content_coding(request)
+        with self.bodies.share() as share:
+            body = await read_body(
+                request,
+                share,
+                settings.max_body_bytes,
+                silence_s=settings.body_silence_s,
+                total_s=settings.body_total_s,
+            )
+            return await asyncio.get_running_loop().run_in_executor(self.pool, self._prepare, endpoint, body, coding)
+
     def _prepare(self, endpoint: GenerationEndpoint, body: bytearray, coding: str) -> tuple[Decoded, Prepared]:
         decoded = endpoint.decode(decompress(body, coding, self.settings.max_body_bytes), self.runtime.model)
         return decoded, self.runtime.prepare(decoded.generation)
 
-    def _submit(self, prepared: Prepared, listener: Listener, arrived_at: float) -> Answer:
+    def _submit(
+        self, prepared: Prepared, listener: Listener, close: Callable[[], None], arrived_at: float
+    ) -> Answer:
         if self.closing:
             raise shutting_down()
-        answer = self.runtime.submit(prepared, listener, arrived_at)
+        answer = self.runtime.submit(prepared, listener, arrived_at, close)
         self.answers.add(answer)
         return answer
 
     async def _stream(self, request: web.BaseRequest, stream: EventStream, response: Response) -> web.StreamResponse:
-        reply = web.StreamResponse(headers=HEADERS | {"x-request-id": response.id})
+        reply = web.StreamResponse(headers=HEADERS | request_id(response))
         self.keeper.streams.add(stream)
         try:
             await reply.prepare(request)
@@ -111,7 +135,7 @@ class Generator:
             answer.fail(error)
 
     def close(self) -> None:
-        self.pool.shutdown(wait=True, cancel_futures=True)
+        self.pool.shutdown(wait=False, cancel_futures=True)  # the loop must not wait for a worker
 
 
 def stream_listener(stream: EventStream, endpoint: GenerationEndpoint, response: Response) -> Listener:
@@ -127,6 +151,11 @@ def stream_listener(stream: EventStream, endpoint: GenerationEndpoint, response:
             stream.end()
 
     return listen
+
+
+def request_id(response: Response) -> dict[str, str]:
+    """Returns the header that every response to a submitted request carries."""
+    return {"x-request-id": response.id}
 
 
 def shutting_down() -> RequestError:

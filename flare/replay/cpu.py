@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from flare.errors import ReplayDead
-from flare.errors import CoreError, InputError
+from flare.errors import CoreError, InputError, ReplayDead
 from flare.replay.cpu_interface import (
     ROWS_FAILED,
     SEGMENTS,

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from flare.errors import ReplayDead
-from flare.errors import CoreError, InputError
+from flare.errors import CoreError, InputError, ReplayDead
 from flare.replay.cpu import (
     ISA_FLAGS,
     CpuArg,

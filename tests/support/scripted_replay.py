@@ -16,8 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from ctypes import c_float, c_int32
 from zlib import crc32
 
-from flare.errors import ReplayDead
-from flare.errors import CoreError
+from flare.errors import CoreError, ReplayDead
 from flare.replay.cpu import ReplayLimits, SampleParams
 from tests.support.reference_sampler import Draw, reference_sample
 
