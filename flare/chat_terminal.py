@@ -13,6 +13,8 @@ from flare.errors import InputError, RequestError
 from flare.runtime import Runtime
 
 HELP = "Ctrl-C stops an answer, /clear forgets the conversation, /exit leaves."
+CONTROLS = {code: None for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
+"""C0 and C1 control characters, by which a model's text could drive the terminal; for `str.translate`."""
 CUT = {"max_tokens": "cut at the token limit", "context_full": "the context is full; /clear starts again"}
 
 
@@ -27,10 +29,11 @@ class Terminal:
         self._batches: SimpleQueue[list] = SimpleQueue()
         runtime.start(self._batches.put)
 
-    def ask(self, text: str) -> None:
+    def ask(self, text: str) -> bool:
         """Answers `text` and remembers both. An interrupted answer is kept as far as it came.
 
-        Raises RequestError when the request is refused or fails; the conversation is then as before.
+        Returns whether the answer came to its end. Raises RequestError when the request is refused or fails; the
+        conversation is then as before.
         """
         asked = [*self.messages, Message("user", text)]
         request = GenerationRequest(prompts=[Conversation(asked)], prompt_field="messages")
@@ -47,7 +50,7 @@ class Terminal:
                     if isinstance(event, Failed):
                         raise event.error
                     pieces.append(event.text)
-                    self.out.write(event.text)
+                    self.out.write(event.text.translate(CONTROLS))
                     if isinstance(event, Finished):
                         end = event
                 self.out.flush()
@@ -58,6 +61,7 @@ class Terminal:
         self.out.flush()
         self.messages = [*asked, Message("assistant", "".join(pieces))]
         self._note(end)
+        return end is not None
 
     def _note(self, end: Finished | None) -> None:
         if self.notes is None:
@@ -82,6 +86,9 @@ class Terminal:
             except EOFError:
                 print(file=self.notes)
                 return
+            except UnicodeDecodeError:
+                print("flare: that line is not UTF-8", file=self.notes)
+                continue
             except KeyboardInterrupt:
                 print(file=self.notes)
                 continue
@@ -91,17 +98,37 @@ class Terminal:
                 self.messages = []
             elif text:
                 try:
-                    self.ask(text)
-                except RequestError as error:
+                    self.ask(checked(text, "that line"))
+                except (InputError, RequestError) as error:
                     print(f"flare: {error}", file=self.notes)
 
 
+def checked(text: str, name: str) -> str:
+    """Returns `text`. Raises InputError when it stands for bytes that are not UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise InputError(f"{name} is not UTF-8 text") from None
+    return text
+
+
+def read_prompt() -> str:
+    """Returns what is piped in. Raises InputError when it is not UTF-8."""
+    try:
+        return sys.stdin.buffer.read().decode()
+    except UnicodeDecodeError as error:
+        raise InputError(f"standard input: byte {error.start} is not UTF-8 text") from None
+
+
 def run(settings: RuntimeSettings, prompt: str | None) -> None:
-    """Answers `prompt`, or what is piped in, once; with neither, talks. Raises FlareError when it cannot."""
+    """Answers `prompt`, or what is piped in, once; with neither, talks.
+
+    Raises FlareError when it cannot, KeyboardInterrupt when the one answer was interrupted.
+    """
     talking = prompt is None and sys.stdin.isatty()
     if prompt is None and not talking:
-        prompt = sys.stdin.read()
-    if prompt is not None and not prompt.strip():
+        prompt = read_prompt()
+    if prompt is not None and not checked(prompt, "the prompt").strip():
         raise InputError("the prompt is empty; give it as an argument or on standard input")
     runtime = Runtime.load(settings)
     if not runtime.model.has_template:
@@ -115,7 +142,7 @@ def run(settings: RuntimeSettings, prompt: str | None) -> None:
             import readline  # noqa: F401  line editing and history for input()
 
             terminal.converse()
-        elif prompt is not None:
-            terminal.ask(prompt)
+        elif prompt is not None and not terminal.ask(prompt):
+            raise KeyboardInterrupt
     finally:
         runtime.close()

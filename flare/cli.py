@@ -6,6 +6,7 @@ The options are read with argparse: a richer library costs more start-up time th
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 from typing import NoReturn
@@ -70,8 +71,8 @@ def make_parser() -> Parser:
     loading.add_argument(
         "--huge-pages",
         action=argparse.BooleanOptionalAction,
-        default=False,
-        help="copy the weights into huge pages at load (default: no)",
+        default=None,
+        help="copy the weights into huge pages at load (default: on for weights up to 512 MiB)",
     )
     loading.add_argument("--verify", action="store_true", help="hash every byte of the weights before serving")
 
@@ -137,6 +138,10 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         options = make_parser().parse_args(arguments)
         options.command(options)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The reader has all that it wanted. What is still in the buffer must not be tried again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except FlareError as error:
         print(f"flare: {' '.join(str(error).split())}", file=sys.stderr)
         code = error.exit_code

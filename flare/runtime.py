@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Any
 from flare import memory
 from flare.config import RuntimeSettings
 from flare.conversation import Conversation, Finished, GenerationRequest, RawPrompt, Timings
-from flare.errors import RequestError
+from flare.errors import CoreError, RequestError
 from flare.generation import Answer, Listener
 from flare.prompting import template_messages
 from flare.report import Laps
 from flare.served import ServedModel
+from flare.tables import check_defaults, check_facts, checked_ranges
 from flare.thinking import NO_THINKING, template_variables
 
 if TYPE_CHECKING:
@@ -102,8 +103,8 @@ class Runtime:
             slots=manifest.limits.slots,
             max_context=manifest.limits.max_context,
         )
-        replay = open_replay(core, threads=settings.threads, kv_pages=pages, huge_pages=settings.huge_pages)
         model = served_model(core, settings, kv_pages=pages)
+        replay = open_replay(core, threads=settings.threads, kv_pages=pages, huge_pages=settings.huge_pages)
         runtime = cls(replay=replay, tokenizer=tokenizer, template=template, model=model)
         laps.mark("kernels")
         return runtime
@@ -162,6 +163,20 @@ class Runtime:
         if not tokens:
             raise RequestError(f"{field}: an empty prompt, and this model has no token for its start", param=field)
         return tokens
+
+    def prompt_texts(self, request: GenerationRequest) -> list[str]:
+        """Returns the text of every raw prompt: as it was sent, or what its tokens say, special tokens spelled out."""
+        from flare.text.detokenizer import Detokenizer
+
+        texts = []
+        for prompt in request.prompts:
+            assert isinstance(prompt, RawPrompt)
+            if isinstance(prompt.content, str):
+                texts.append(prompt.content)
+            else:
+                decoder = Detokenizer(self.tokenizer, skip_special=False)
+                texts.append("".join([decoder.push(token) for token in prompt.content]) + decoder.flush())
+        return texts
 
     def _render(self, conversation: Conversation) -> list[int]:
         from flare.text.prompt import encode_prompt
@@ -245,17 +260,23 @@ def load_text(core: Core) -> tuple[Tokenizer, ChatTemplate | None]:
         return tokenizer, None
     from flare.text.template import ChatTemplate
 
-    source = core.read(file).decode("utf-8")
+    try:
+        source = core.read(file).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise CoreError(f"{file}: byte {error.start} is not UTF-8 text; export the core again") from None
     return tokenizer, ChatTemplate(source, special_tokens=core.manifest.template.facts.get("special_tokens"), name=file)
 
 
 def served_model(core: Core, settings: RuntimeSettings, *, kv_pages: int) -> ServedModel:
-    """Returns what requests are resolved against, from the core's manifest and the operator's settings."""
+    """Returns what requests are resolved against, from the core's manifest and the operator's settings.
+
+    Raises CoreError naming the field when the manifest's open tables hold what no request could be served with.
+    """
     manifest = core.manifest
-    limits, sampling = manifest.limits, manifest.sampling
-    ranges = None
-    if sampling.ranges != "open":
-        ranges = {name: None if pair is None else (pair[0], pair[1]) for name, pair in sampling.ranges.items()}
+    limits, sampling, facts = manifest.limits, manifest.sampling, manifest.template.facts
+    check_defaults(sampling.defaults)
+    check_facts(facts)
+    ranges = None if sampling.ranges == "open" else checked_ranges(sampling.ranges)
     name = settings.aliases[0] if settings.aliases else manifest.model.id
     return ServedModel(
         id=name,
@@ -269,8 +290,8 @@ def served_model(core: Core, settings: RuntimeSettings, *, kv_pages: int) -> Ser
         prefill_chunk=limits.max_step_tokens,
         bos=manifest.tokens.bos,
         eos=frozenset(manifest.tokens.eos),
-        thinking=manifest.template.facts.get("thinking") or NO_THINKING,
-        inline_system=bool(manifest.template.facts.get("inline_system", False)),
+        thinking=facts.get("thinking") or NO_THINKING,
+        inline_system=facts.get("inline_system", False),
         has_template=manifest.template.file is not None,
         defaults=sampling.defaults,
         sources=sampling.sources,

@@ -7,9 +7,17 @@ import os
 import re
 import subprocess
 import sys
+from inspect import signature
 from pathlib import Path
 
 import pytest
+
+from flare.config import ServerSettings
+from flare.http.bodies import MAX_MEMBERS
+from flare.protocols.fields import INERT, MAX_STOP_BYTES, MAX_STOP_STRINGS, MAX_STOP_TOKENS
+from flare.runtime import MAX_CHOICES, Runtime
+from flare.served import GREEDY_BELOW, VALID
+from flare.text.sandbox import MAX_CHARS, MAX_STEPS
 
 COMMANDS = {
     "flare": ["serve", "chat"],
@@ -70,6 +78,38 @@ def test_error_codes(repository: Path) -> None:
     used = {code for path in (repository / "flare").rglob("*.py") for code in error_codes(ast.parse(path.read_text()))}
     documented = set(re.findall(r"^\| `([a-z_]+)` \|", section(repository / "docs/api.md", "Error codes"), re.M))
     assert used == documented
+
+
+def rows(table: str) -> list[list[str]]:
+    """The cells of every row of the Markdown tables in a text, without their headings."""
+    lines = [line for line in table.splitlines() if line.startswith("|")]
+    heads = {index - 1 for index, line in enumerate(lines) if set(line) <= set("|-: ")}
+    kept = [line for index, line in enumerate(lines) if index not in heads and index - 1 not in heads]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in kept]
+
+
+def test_fields_without_an_effect(repository: Path) -> None:
+    """The table of docs/api.md and the program's, word for word."""
+    documented = rows(section(repository / "docs/api.md", "Fields without an effect"))
+    assert documented == [[f"`{name}`", reason] for name, reason in INERT.items()]
+
+
+def test_limits(repository: Path) -> None:
+    """Every number in the tables of limits is the program's, in the order of the tables."""
+    text = section(repository / "docs/api.md", "Limits")
+    settings = ServerSettings()
+    max_waiting = signature(Runtime).parameters["max_waiting"].default
+    limits = [
+        *(settings.max_body_bytes, settings.max_bodies_bytes, MAX_MEMBERS),
+        *(settings.body_silence_s, settings.body_total_s, settings.max_requests, MAX_CHOICES, max_waiting),
+        *(MAX_STOP_STRINGS, MAX_STOP_BYTES, MAX_STOP_TOKENS, settings.max_body_bytes, MAX_CHARS, MAX_STEPS),
+        *(settings.keepalive_comment_s, settings.shutdown_s),
+    ]
+    cells = rows(text)
+    assert [float(row[1].split()[0]) for row in cells[: len(limits)]] == limits
+    bounds = {name.strip("`"): (float(low), float(high)) for name, low, high in cells[len(limits) :]}
+    assert bounds == VALID
+    assert f"under {GREEDY_BELOW} is greedy" in text
 
 
 def strings(repository: Path) -> set[str]:

@@ -196,3 +196,94 @@ def test_a_signal_ends_the_server_in_order(repository: Path, number: int) -> Non
         os.kill(process.pid, number)
         out, errors = process.communicate(timeout=20)
     assert process.returncode == 0 and out == "closed the replay is closed\n" and errors == ""
+
+
+CHAT = """
+import os, signal, sys
+from flare import cli, runtime
+from tests.support.live_server import LiveServer, reply
+
+text, interrupt = sys.argv[1].encode().decode("unicode_escape"), sys.argv[2] == "interrupt"
+made = LiveServer(script=lambda prompt, choice: [*text.encode()] * 40 if interrupt else reply(text))
+made.sock.close()
+if interrupt:
+    made.replay.on_step = lambda tokens, rows: made.replay.steps == 3 and os.kill(os.getpid(), signal.SIGINT)
+runtime.Runtime.load = classmethod(lambda cls, settings: made.runtime)
+cli.main(["chat", "c", *sys.argv[3:]])
+"""
+
+
+def chat(repository: Path, text: str, *prompt: str, interrupt: bool = False, **options: Any) -> Any:
+    """Runs `flare chat` over a scripted model that says `text` (with its escapes)."""
+    arguments = [sys.executable, "-c", CHAT, text, "interrupt" if interrupt else "", *prompt]
+    return subprocess.run(arguments, cwd=repository, stderr=subprocess.PIPE, timeout=60, **options)
+
+
+def test_one_answer(repository: Path) -> None:
+    result = chat(repository, "Hi", "hello", stdout=subprocess.PIPE)
+    assert (result.returncode, result.stdout, result.stderr) == (0, b"Hi\n", b"")
+    result = chat(repository, "Hi", input="né".encode(), stdout=subprocess.PIPE)
+    assert (result.returncode, result.stdout, result.stderr) == (0, b"Hi\n", b"")
+
+
+def test_a_reader_that_has_enough_is_no_failure(repository: Path) -> None:
+    """As in `flare chat CORE PROMPT | head -1`."""
+    end, out = os.pipe()
+    os.close(end)
+    try:
+        result = chat(repository, "some text", "hello", stdout=out)
+    finally:
+        os.close(out)
+    assert (result.returncode, result.stderr) == (0, b"")
+
+
+@pytest.mark.parametrize("data", [b"\xff", b"text \x80", bytes(range(256))])
+def test_what_is_piped_in_must_be_text(repository: Path, data: bytes) -> None:
+    result = chat(repository, "x", input=data, stdout=subprocess.PIPE)
+    assert result.returncode == 2 and result.stdout == b""
+    assert result.stderr.startswith(b"flare: ") and b"UTF-8" in result.stderr and result.stderr.count(b"\n") == 1
+
+
+def test_a_prompt_must_be_text() -> None:
+    result = subprocess.run([sys.executable, "-m", "flare.cli", "chat", "c", b"\xff"], capture_output=True)
+    assert result.returncode == 2 and b"UTF-8" in result.stderr and result.stderr.count(b"\n") == 1
+
+
+def test_an_interrupted_answer_exits_with_130(repository: Path) -> None:
+    result = chat(repository, "aaaaaaaaaa", "hello", interrupt=True, stdout=subprocess.PIPE)
+    assert (result.returncode, result.stderr) == (130, b"")
+    assert re.fullmatch(rb"a*\n", result.stdout) and len(result.stdout) < 400
+
+
+def test_a_model_does_not_drive_the_terminal(repository: Path) -> None:
+    """C0 and C1 controls are left out, but for the newline and the tab."""
+    text = r"a\x1b[2Jb\x9b31mc\x07\x08\r\x7f\x00d\n\te\x85\xa0\xe9"
+    result = chat(repository, text, "hello", stdout=subprocess.PIPE)
+    assert result.stdout.decode() == "a[2Jb31mcd\n\te\xa0é\n"
+
+
+@pytest.mark.parametrize(
+    ("program", "heavy"),
+    [
+        ("flare", {"aiohttp", "numpy", "tokenizers", "jinja2", "msgspec", "asyncio"}),
+        ("ignition", {"numpy", "torch"}),
+    ],
+)
+def test_help_imports_nothing_heavy(repository: Path, program: str, heavy: set[str]) -> None:
+    """What `--help` of each program has imported when it exits; answering within 150 ms follows from it."""
+    code = (
+        "import atexit, runpy, sys\n"
+        "atexit.register(lambda: print(*sys.modules, file=sys.stderr))\n"
+        f"sys.argv = [{program!r}, '--help']\n"
+        f"runpy.run_module('{program}.cli', run_name='__main__')\n"
+    )
+    result = subprocess.run([sys.executable, "-c", code], cwd=repository, capture_output=True, text=True)
+    assert result.returncode == 0 and "--help" in result.stdout
+    assert not heavy & set(result.stderr.split())
+
+
+def test_huge_pages_are_left_to_the_size_of_the_weights() -> None:
+    for arguments, wanted in (((), None), (("--huge-pages",), True), (("--no-huge-pages",), False)):
+        assert runtime_settings(make_parser().parse_args(["chat", "c", *arguments])).huge_pages is wanted
+    help_text = " ".join(flare("serve", "--help").stdout.split())
+    assert "on for weights up to 512 MiB" in help_text

@@ -31,7 +31,7 @@ class Model(Struct):
     source: str
     vocabulary: int
     layers: int
-    hidden_size: int
+    hidden_size: int | None
     parameters: int
 
 

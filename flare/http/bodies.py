@@ -139,7 +139,8 @@ def _inflate(view: memoryview, position: int, coding: str, decoded: bytearray, l
             piece = stream.decompress(given, min(CHUNK_BYTES, limit + 1 - len(decoded)))
         except zlib.error:
             raise RequestError(f"the body is not valid {coding} data") from None
-        position += len(given) - len(stream.unconsumed_tail) - len(stream.unused_data)
+        # At its end zlib says what it left in `unused_data` alone; `unconsumed_tail` may still hold an earlier rest.
+        position += len(given) - len(stream.unused_data if stream.eof else stream.unconsumed_tail)
         decoded += piece
         if len(decoded) > limit:
             raise too_large(limit)

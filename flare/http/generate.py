@@ -11,7 +11,7 @@ from typing import Any
 from aiohttp import web
 
 from flare.config import ServerSettings
-from flare.conversation import Event
+from flare.conversation import Event, Text
 from flare.errors import RequestError
 from flare.generation import Answer, Listener
 from flare.http.admission import Admission
@@ -20,6 +20,9 @@ from flare.http.errors import bytes_response, error_response, failure
 from flare.http.sse import HEADERS, EventStream, Keeper
 from flare.protocols.endpoint import Collected, Decoded, GenerationEndpoint, Response
 from flare.runtime import Prepared, Runtime
+
+Asked = tuple[Decoded, Prepared, list[str]]
+"""What a body asks for: decoded, in tokens, and the texts of the prompts where they are to be echoed."""
 
 
 class Generator:
@@ -54,14 +57,16 @@ class Generator:
         answer = response = None
         begun = False
         try:
-            decoded, prepared = await self._read(request, endpoint)
+            decoded, prepared, echoed = await self._read(request, endpoint)
             more = prepared.choices - 1
             self.admission.take(more, held=places)
             places += more
             response = Response.begin(endpoint.id_prefix, self.runtime.model, decoded, prepared.prompt_tokens)
             if decoded.stream:
                 stream = EventStream()
-                answer = self._submit(prepared, stream_listener(stream, endpoint, response), stream.end, arrived_at)
+                listener = stream_listener(stream, endpoint, response)
+                echo(echoed, prepared, listener)
+                answer = self._submit(prepared, listener, stream.end, arrived_at)
                 begun = True
                 return await self._stream(request, stream, response)
             collected = Collected(prepared.choices)
@@ -75,6 +80,7 @@ class Generator:
                 if not done.done():
                     done.set_exception(RuntimeError("the answer could not be collected"))
 
+            echo(echoed, prepared, listen)
             answer = self._submit(prepared, listen, close, arrived_at)
             await done
             if collected.failed is not None:
@@ -90,7 +96,7 @@ class Generator:
                 self.answers.discard(answer)
             self.admission.give_back(places)
 
-    async def _read(self, request: web.BaseRequest, endpoint: GenerationEndpoint) -> tuple[Decoded, Prepared]:
+    async def _read(self, request: web.BaseRequest, endpoint: GenerationEndpoint) -> Asked:
         """Returns what the body asks for. The body counts as held until it is decoded."""
         settings = self.settings
         coding = content_coding(request)
@@ -104,13 +110,19 @@ class Generator:
             )
             return await asyncio.get_running_loop().run_in_executor(self.pool, self._prepare, endpoint, body, coding)
 
-    def _prepare(self, endpoint: GenerationEndpoint, body: bytearray, coding: str) -> tuple[Decoded, Prepared]:
-        decoded = endpoint.decode(decompress(body, coding, self.settings.max_body_bytes), self.runtime.model)
-        return decoded, self.runtime.prepare(decoded.generation)
+    def _prepare(self, endpoint: GenerationEndpoint, body: bytearray, coding: str) -> Asked:
+        limit = self.settings.max_body_bytes
+        decoded = endpoint.decode(decompress(body, coding, limit), self.runtime.model)
+        prepared = self.runtime.prepare(decoded.generation)
+        if not decoded.echo:
+            return decoded, prepared, []
+        echoed = self.runtime.prompt_texts(decoded.generation)
+        size = sum(len(text.encode()) for text in echoed) * decoded.generation.n
+        if size > limit:
+            raise RequestError(f"echo: {size} bytes of prompts in all choices, the limit is {limit}", param="echo")
+        return decoded, prepared, echoed
 
-    def _submit(
-        self, prepared: Prepared, listener: Listener, close: Callable[[], None], arrived_at: float
-    ) -> Answer:
+    def _submit(self, prepared: Prepared, listener: Listener, close: Callable[[], None], arrived_at: float) -> Answer:
         if self.closing:
             raise shutting_down()
         answer = self.runtime.submit(prepared, listener, arrived_at, close)
@@ -151,6 +163,13 @@ def stream_listener(stream: EventStream, endpoint: GenerationEndpoint, response:
             stream.end()
 
     return listen
+
+
+def echo(texts: list[str], prepared: Prepared, listener: Listener) -> None:
+    """Begins every choice with its prompt, if `texts` has the prompts."""
+    n = prepared.request.n
+    for index in range(len(texts) * n):
+        listener(Text(index, texts[index // n], 0, 0))
 
 
 def request_id(response: Response) -> dict[str, str]:

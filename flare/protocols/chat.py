@@ -90,6 +90,7 @@ UNBUILT_MESSAGE: dict[str, tuple[Any, ...]] = {
     "tool_calls": ([],),
     "refusal": (),
 }
+UNBUILT_PART: dict[str, tuple[Any, ...]] = {"file": (), "image_url": (), "input_audio": (), "refusal": ()}
 ROLES: dict[str, Role] = {"system": "system", "developer": "developer", "user": "user", "assistant": "assistant"}
 
 DECODER = msgspec.json.Decoder(ChatRequest)
@@ -188,6 +189,7 @@ def _part(part: ContentPart, path: str) -> str:
     if part.type != "text":
         text = f"{path}.type: {shown(part.type)!r} parts are not supported by this model; only text is"
         raise RequestError(text, param=f"{path}.type", code="unsupported_parameter")
+    shared.refuse_unbuilt(part, UNBUILT_PART, f"{path}.")
     if part.text is None:
         raise RequestError(f"{path}.text: this field is required", param=f"{path}.text")
     return part.text

@@ -28,9 +28,10 @@ class CompletionRequest(shared.CommonFields, kw_only=True):
 
     prompt: str | list[str | int | list[int]]
     best_of: Annotated[int, Meta(ge=1)] | None = None
+    echo: bool | None = None
 
 
-UNBUILT = {name: neutral for name, neutral in shared.UNBUILT.items() if name != "best_of"} | {
+UNBUILT = {name: neutral for name, neutral in shared.UNBUILT.items() if name not in ("best_of", "echo")} | {
     "add_special_tokens": (True,)
 }
 
@@ -64,6 +65,7 @@ class Completions:
                 stop_token_ids=shared.stop_tokens(request, model.vocabulary),
                 ignore_eos=request.ignore_eos or False,
             ),
+            echo=request.echo or False,
         )
 
     def encode(self, response: Response, collected: Collected) -> bytes:

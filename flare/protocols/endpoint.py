@@ -16,12 +16,13 @@ encode_json = msgspec.json.Encoder().encode
 
 
 class Decoded(msgspec.Struct, frozen=True, kw_only=True):
-    """A decoded body: the neutral request, and how the client wants the answer."""
+    """A decoded body: the neutral request, and how the client wants the answer; `echo` puts the prompt before it."""
 
     generation: GenerationRequest
     stream: bool
     include_usage: bool
     continuous_usage: bool
+    echo: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -221,7 +221,7 @@ def stop_tokens(fields: CommonFields, vocabulary: int) -> frozenset[int]:
     return frozenset(ids)
 
 
-def decoded(fields: CommonFields, generation: GenerationRequest) -> Decoded:
+def decoded(fields: CommonFields, generation: GenerationRequest, *, echo: bool = False) -> Decoded:
     """Returns a decoded request with its stream options; those of a request that does not stream have no effect."""
     options = fields.stream_options or StreamOptions()
     return Decoded(
@@ -229,4 +229,5 @@ def decoded(fields: CommonFields, generation: GenerationRequest) -> Decoded:
         stream=fields.stream or False,
         include_usage=options.include_usage or False,
         continuous_usage=options.continuous_usage_stats or False,
+        echo=echo,
     )

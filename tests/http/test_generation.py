@@ -329,3 +329,32 @@ def test_a_template_that_refuses_says_so() -> None:
         assert (status, answer["error"]["param"]) == (400, "messages")
         assert "only one system message" in answer["error"]["message"]
         assert json.dumps(answer).isascii()
+
+
+@pytest.mark.parametrize(
+    ("prompt", "texts"),
+    [
+        ("né <|bos|>", ["né <|bos|>"]),
+        (["a", "bc"], ["a", "bc"]),
+        ([104, 105, IM_END], ["hi<|im_end|>"]),
+        ([[104], [0xC3, 0xA9]], ["h", "é"]),
+    ],
+)
+def test_echo(server: LiveServer, prompt: Any, texts: list[str]) -> None:
+    """The prompt comes first, buffered and streamed alike, and costs no completion token."""
+    plain = ask(server, RAW, prompt=prompt, n=2)
+    echoed = ask(server, RAW, prompt=prompt, n=2, echo=True, stop="!")
+    for index in range(2 * len(texts)):
+        assert said(echoed, index) == texts[index // 2] + said(plain, index)
+    assert echoed["usage"] == plain["usage"]
+    only = ask(server, RAW, prompt=prompt, echo=True, max_tokens=0)
+    assert [choice["text"] for choice in only["choices"]] == texts
+    assert only["usage"]["completion_tokens"] == 0 and only["choices"][0]["finish_reason"] == "length"
+
+
+def test_what_is_echoed_is_bounded() -> None:
+    with LiveServer(script=lambda prompt, choice: reply("x"), settings={"max_body_bytes": 1000}) as server:
+        assert server.post(RAW, {"prompt": "p" * 300, "echo": True, "n": 3})[0] == 200
+        status, answer = server.post(RAW, {"prompt": "p" * 300, "echo": True, "n": 4})
+        assert status == 400 and answer["error"]["param"] == "echo"
+        assert server.post(RAW, {"prompt": "p" * 300, "echo": False, "n": 4})[0] == 200

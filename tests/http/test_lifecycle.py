@@ -11,7 +11,10 @@ from typing import Any
 
 import pytest
 
+from flare.conversation import Finished
 from flare.http.sse import KEEPALIVE, EventStream, Keeper
+from flare.protocols.chat import ChatCompletions
+from flare.protocols.endpoint import Collected
 from tests.support.live_server import LiveServer, events, reply
 from tests.support.scripted_replay import ReplayDead
 
@@ -263,3 +266,79 @@ def test_one_delivery_is_one_call_to_the_loop() -> None:
         server.runtime._dispatch = counted
         assert server.post(RAW, {"prompt": "x", "n": 4})[0] == 200
         assert len(calls) <= server.replay.steps and max(calls) == 4 and sum(calls) == 4 * 7
+
+
+def broken_after(events: int) -> Any:
+    """A stream encoder that takes some events and then none, not even a failure."""
+
+    class Broken:
+        ended = False
+        seen = 0
+
+        def encode(self, event: Any) -> bytes:
+            self.seen += 1
+            if self.seen > events:
+                raise ValueError("a secret")
+            return b"data: {}\n\n"
+
+    return Broken()
+
+
+def test_a_stream_that_cannot_be_encoded_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its client is not left waiting, and the answers beside it in the same batches lose nothing."""
+    with LiveServer(script=lambda p, c: reply("abcdef")) as server:
+        monkeypatch.setattr(ChatCompletions, "stream", lambda self, response: broken_after(2))
+        server.replay.pause()
+        results: dict[str, tuple[int, dict[str, str], bytes]] = {}
+        bodies = {CHAT: {"messages": [{"role": "user", "content": "x"}]}, RAW: {"prompt": "x"}}
+
+        def ask(path: str) -> None:
+            results[path] = server.request("POST", path, bodies[path] | {"stream": True})
+
+        threads = [threading.Thread(target=ask, args=(path,)) for path in bodies]
+        for count, thread in enumerate(threads, 1):
+            thread.start()
+            server.until(lambda count=count: len(server.server.generator.answers) == count)
+        server.replay.resume()
+        for thread in threads:
+            thread.join(20)
+        assert results[CHAT][2] == b"data: {}\n\n" * 2
+        chunks = events(results[RAW][2])
+        assert "".join(chunk["choices"][0]["text"] for chunk in chunks[:-1]) == "abcdef" and chunks[-1] == "[DONE]"
+        server.idle()
+
+
+@pytest.mark.parametrize("last_only", [True, False])
+def test_a_collection_that_fails_is_answered(monkeypatch: pytest.MonkeyPatch, last_only: bool) -> None:
+    """The buffered answer's listener raises, at the last event or at all: the client gets a 500 either way."""
+    add = Collected.add
+
+    def broken(self: Collected, event: Any) -> bool:
+        if not last_only or type(event) is Finished:
+            raise ValueError("a secret")
+        return add(self, event)
+
+    with LiveServer(script=lambda p, c: reply("ab")) as server:
+        monkeypatch.setattr(Collected, "add", broken)
+        status, headers, data = server.request("POST", RAW, {"prompt": "x"})
+        assert status == 500 and b"secret" not in data and headers["x-request-id"].startswith("cmpl-")
+        server.idle()
+
+
+def test_failures_after_submission_have_a_request_id() -> None:
+    with LiveServer(script=ENDLESS, replay={"slots": 1}, max_waiting=1) as server:
+        server.replay.fail_next_step(ValueError("a secret"))
+        status, headers, _ = server.request("POST", RAW, {"prompt": "x"})
+        assert status == 500 and headers["x-request-id"].startswith("cmpl-")
+        server.replay.pause()
+        held = [connect(server, stream=True) for _ in range(2)]
+        server.until(lambda: len(server.server.generator.answers) == 2)
+        for stream in (False, True):
+            status, headers, _ = server.request("POST", RAW, {"prompt": "x", "stream": stream})
+            assert status == 503 and headers["x-request-id"].startswith("cmpl-") and headers["retry-after"] == "1"
+        status, headers, _ = server.request("POST", RAW, {"prompt": 1})
+        assert status == 400 and "x-request-id" not in headers
+        for connection in held:
+            connection.close()
+        server.replay.resume()
+        server.idle()

@@ -67,8 +67,24 @@ def test_inert_fields_pass(name: str) -> None:
     assert endpoint.decode(json.dumps(minimal | values).encode(), make_model()) == plain
 
 
+@pytest.mark.parametrize("field", chat.UNBUILT_PART)
+def test_a_text_part_carries_nothing_else(field: str) -> None:
+    endpoint = ENDPOINTS["chat"][0]
+
+    def decode(value: Any) -> None:
+        part = {"type": "text", "text": "hi", field: value}
+        body = {"messages": [{"role": "user", "content": [part]}]}
+        endpoint.decode(json.dumps(body).encode(), make_model())
+
+    decode(None)
+    for value in MEANINGS:
+        with pytest.raises(RequestError) as caught:
+            decode(value)
+        assert caught.value.param == f"messages[0].content[0].{field}"
+
+
 def test_true_is_not_one() -> None:
-    endpoint, _, _, minimal = ENDPOINTS["completions"]
+    endpoint, _, _, minimal = ENDPOINTS["chat"]
     for field, value in (("length_penalty", True), ("echo", 0), ("min_tokens", False)):
         with pytest.raises(RequestError) as caught:
             endpoint.decode(json.dumps({**minimal, field: value}).encode(), make_model())

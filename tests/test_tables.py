@@ -1,0 +1,123 @@
+"""The manifest's open tables: a wrong entry is one line when the core is loaded, not a failure of every request."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from flare.config import RuntimeSettings
+from flare.core.manifest import Template
+from flare.engine import SamplingParams
+from flare.errors import CoreError
+from flare.runtime import load_text, served_model
+from flare.served import NEUTRAL, VALID
+from flare.thinking import NO_THINKING
+from tests.support.live_server import byte_tokenizer
+from tests.test_runtime import make_core
+
+LEVEL = {"id": "none", "default": True, "enable_thinking": False, "reasoning_effort": None, "instruction": None}
+SETTINGS = RuntimeSettings(core="c", threads=1)
+
+
+def refused(core: Any, field: str) -> None:
+    with pytest.raises(CoreError) as caught:
+        served_model(core, SETTINGS, kv_pages=5)
+    assert f"core.json: {field}" in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("top_k", 20.0),
+        ("top_k", 10**10),
+        ("top_k", True),
+        ("temperature", "1"),
+        ("temperature", True),
+        ("temperature", math.nan),
+        ("temperature", 1e5),
+        ("top_p", 1.01),
+        ("min_p", [0.1]),
+        ("repetition_penalty", 1e-6),
+        ("presence_penalty", 3),
+        ("frequency_penalty", -2.5),
+        ("seed", -1),
+        ("seed", 1.5),
+        ("seed", 2**63),
+        ("max_new_tokens", 0),
+        ("max_new_tokens", 20.0),
+        ("max_length", {}),
+    ],
+)
+def test_wrong_defaults(name: str, value: Any) -> None:
+    refused(make_core(defaults={name: value}), f"sampling.defaults.{name}")
+
+
+@pytest.mark.parametrize("end", [0, 1])
+@pytest.mark.parametrize("name", NEUTRAL)
+def test_defaults_at_their_bounds_can_be_served(name: str, end: int) -> None:
+    model = served_model(make_core(defaults={name: VALID[name][end]}), SETTINGS, kv_pages=5)
+    SamplingParams(**{key: model.sampling_default(key) for key in NEUTRAL})
+
+
+@pytest.mark.parametrize(
+    "ranges",
+    [
+        {"top_p": 1},
+        {"top_p": [0.1]},
+        {"top_p": [0.1, 0.5, 0.9]},
+        {"top_p": [0.9, 0.1]},
+        {"top_p": [0.5, "1"]},
+        {"top_p": [0.5, 1.5]},
+        {"top_p": {"min": 0, "max": 1}},
+        {"top_k": [1, 50.0]},
+        {"top_q": None},
+    ],
+)
+def test_wrong_ranges(ranges: dict[str, Any]) -> None:
+    refused(make_core(ranges=ranges), f"sampling.ranges.{next(iter(ranges))}")
+
+
+def with_facts(facts: dict[str, Any]) -> Any:
+    core = make_core()
+    core.manifest.template = Template(file="t.jinja", source="t", facts=facts)
+    return core
+
+
+@pytest.mark.parametrize(
+    ("facts", "field"),
+    [
+        ({"thinking": {"supported": True}}, "thinking"),
+        ({"thinking": {key: value for key, value in NO_THINKING.items() if key != "levels"}}, "thinking"),
+        ({"thinking": []}, "thinking"),
+        ({"thinking": NO_THINKING | {"levels": {}}}, "thinking.levels"),
+        ({"thinking": NO_THINKING | {"levels": [LEVEL, "low"]}}, "thinking.levels[1]"),
+        ({"thinking": NO_THINKING | {"levels": [LEVEL | {"id": 3}]}}, "thinking.levels[0].id"),
+        ({"thinking": NO_THINKING | {"levels": [{"id": "none"}]}}, "thinking.levels[0]"),
+        ({"thinking": NO_THINKING | {"supported": "yes"}}, "thinking.supported"),
+        ({"thinking": NO_THINKING | {"toggle": 1}}, "thinking.toggle"),
+        ({"inline_system": "yes"}, "inline_system"),
+        ({"special_tokens": {"pad_token": 1}}, "special_tokens"),
+        ({"special_tokens": ["<s>"]}, "special_tokens"),
+    ],
+)
+def test_wrong_facts(facts: dict[str, Any], field: str) -> None:
+    refused(with_facts(facts), f"template.facts.{field}")
+
+
+def test_facts_of_the_prober() -> None:
+    table = NO_THINKING | {"supported": True, "toggle": "enable_thinking", "levels": [LEVEL], "default_level": "none"}
+    assert served_model(with_facts({"thinking": table}), SETTINGS, kv_pages=5).thinking == table
+    for facts in ({}, {"thinking": None}, {"thinking": NO_THINKING}):
+        assert served_model(with_facts(facts), SETTINGS, kv_pages=5).thinking == NO_THINKING
+
+
+def test_a_template_that_is_not_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flare.text.tokenizer.Tokenizer.load", lambda *args, **options: byte_tokenizer())
+    core = make_core()
+    core.file = lambda name: name
+    core.read = lambda name: b"{{ messages }}\xff"
+    with pytest.raises(CoreError, match="t.jinja: byte 14 is not UTF-8"):
+        load_text(SimpleNamespace(manifest=core.manifest, file=core.file, read=core.read))
