@@ -30,7 +30,6 @@ quickstart: $(VENV)/.export $(CORE)/core.json
 
 $(CORE)/core.json: $(VENV)/.export $(shell find ignition recipes flare/core -name '*.py' -o -name '*.h')
 	@echo "== 2/4 export: trace SmolLM2 into $(CORE)"
-	rm -rf $(CORE)
 	$(BIN)/ignition export smollm2 -o $(CORE)
 
 test: $(VENV)/.test
@@ -40,7 +39,7 @@ lint: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports
 
-bench: $(VENV)/.export $(CORE)/core.json $(if $(PEER_PYTHON),,$(PEER_VENV)/.built)
+bench: $(VENV)/.test $(if $(PEER_PYTHON),,$(PEER_VENV)/.built)
 	$(BIN)/python -m benchmarks --peer-python $(or $(PEER_PYTHON),$(PEER_VENV)/bin/python) --threads $(THREADS) \
 		--write docs/performance.md $(BENCH)
 

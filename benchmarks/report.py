@@ -74,6 +74,8 @@ def cold_start(rows: list[Row]) -> str:
             against(rows, some, "token_s", True), f"{median(some, 'pss_mb'):.0f}",
         ]  # fmt: skip
         lines.append(f"| {weights} | {server} | {' | '.join(figures)} |")
+    if not pick(rows, server="transformers serve"):
+        lines += ["", "`transformers serve` was not measured: `transformers[serving]` was not installed."]
     return "\n".join(lines)
 
 

@@ -73,9 +73,7 @@ def main() -> None:
     parser.add_argument("--batches", type=int, nargs="*", default=[1, 4, 8, 16])
     parser.add_argument("--repeats", type=int, default=workload.PREFILL_REPEATS, help="of the prefill; 0: none")
     arguments = parser.parse_args()
-    figures = workload.measure(
-        lambda: Flare(arguments.core, arguments.threads), arguments.batches, arguments.repeats
-    )
+    figures = workload.measure(lambda: Flare(arguments.core, arguments.threads), arguments.batches, arguments.repeats)
     print(json.dumps({"import_s": IMPORT_S} | figures))
 
 

@@ -3,7 +3,8 @@
     PEER_PYTHON -m benchmarks.step_llama model.gguf --threads 2 --batches 1 4 8 16
 
 The low-level API is used, so nothing of the Python wrapper's own sampling or prompt handling is in the figures.
-The context holds 8192 tokens in all; batch size, flash attention and weight repacking are llama.cpp's defaults.
+The context holds 8192 tokens in all and a batch 512, the longest prompt measured (n_batch = n_ubatch; llama.cpp's defaults are
+2048 and 512); flash attention and weight repacking are llama.cpp's defaults.
 """
 
 from __future__ import annotations
@@ -78,9 +79,7 @@ def main() -> None:
     parser.add_argument("--batches", type=int, nargs="*", default=[1, 4, 8, 16])
     parser.add_argument("--repeats", type=int, default=workload.PREFILL_REPEATS, help="of the prefill; 0: none")
     arguments = parser.parse_args()
-    figures = workload.measure(
-        lambda: Llama(arguments.model, arguments.threads), arguments.batches, arguments.repeats
-    )
+    figures = workload.measure(lambda: Llama(arguments.model, arguments.threads), arguments.batches, arguments.repeats)
     print(json.dumps({"import_s": IMPORT_S} | figures))
 
 

@@ -2,8 +2,9 @@
 
 `export.py` is the pipeline and reads like its eight stages: open a checkpoint (`checkpoint/`), configure a recipe
 (`recipes`), capture its step as a graph of ops (`capture.py`, `ops/`, `graph.py`), lower it to kernels (`targets/`), place
-everything in memory (`plan.py`), probe tokenizer and template (`template_probe.py`, `sampling.py`), prove the result against
-the torch references (`oracle.py`, `reference.py`), and pack it into a directory (`pack.py`). `inspect.py` shows a core to
+everything in memory (`plan.py`), probe tokenizer and template (`template_probe.py`, `sampling.py`), compile the kernels, pack
+all into a directory beside the core's place (`pack.py`), and prove it against the torch references (`oracle.py`,
+`reference.py`) before it is moved there. `inspect.py` shows a core to
 people, `validate.py` accepts or refuses one; neither needs torch.
 """
 

@@ -1,20 +1,40 @@
 """The command `ignition`: export, inspect, validate.
 
 Heavy modules are imported inside the commands, so that `--help` answers at once and `inspect` and `validate` work where
-torch is not installed. Expected failures are one line on stderr and an exit code: 1 the core is bad, 2 input or environment.
+torch is not installed. Expected failures are one line on stderr and an exit code: 1 the core is bad, 2 input or environment,
+130 interrupted.
 """
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+import typer.core
 
 from flare.errors import FlareError
 
+
+class Interrupted(FlareError):
+    """The user pressed ^C."""
+
+    exit_code = 130  # what a shell reports for a program that SIGINT ended
+
+
+class Commands(typer.core.TyperGroup):
+    """The commands, with an interrupt of our own: typer's versions end differently on a KeyboardInterrupt."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            raise Interrupted("interrupted") from None
+
+
 app = typer.Typer(
+    cls=Commands,
     name="ignition",
     help="Exports model recipes into cores that `flare serve` loads.",
     no_args_is_help=True,
@@ -31,9 +51,6 @@ def main() -> None:
     except FlareError as error:
         print(f"ignition: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        print("ignition: interrupted; no core was written", file=sys.stderr)
-        sys.exit(130)
 
 
 def _version(wanted: bool) -> None:

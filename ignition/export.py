@@ -1,18 +1,19 @@
 """The export pipeline: from a checkpoint to a core, one function a stage, in the order in which they run.
 
-open -> configure -> capture -> lower -> probe -> compile -> prove -> pack. A stage takes what earlier ones returned and
-fails with one line (InputError) before anything is written where the core will stand. Nothing here depends on time, on the
-order of a dict, or on the number of threads: the same inputs and tool versions give a byte-identical core.
+open -> configure -> capture -> lower -> probe -> compile -> pack -> prove. A stage takes what earlier ones returned and
+fails with one line (InputError). The core is written beside its place, and moved there when it is proved. Nothing here
+depends on time, on the order of a dict, or on the number of threads: the same inputs and tool versions give a byte-identical
+core.
 """
 
 from __future__ import annotations
 
+import math
+import os
 import platform
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 import recipes
 from flare.core.checksums import sha256_bytes
@@ -30,7 +31,7 @@ from flare.core.manifest import Oracle as OracleEntry
 from flare.core.manifest import Target as TargetEntry
 from flare.errors import InputError
 from ignition import __version__
-from ignition.checkpoint import open_checkpoint
+from ignition.checkpoint import open_checkpoint, open_named
 from ignition.checkpoint.interface import Checkpoint
 from ignition.graph import Graph
 from ignition.options import Options
@@ -118,18 +119,22 @@ def export_core(
 
 
 def open_source(source: str, checkpoint: str | None) -> tuple[Checkpoint, recipes.Found | None]:
-    """Stage 1. Opens the checkpoint; a name that is no existing path must be a recipe or a named source."""
-    if Path(source).exists():
+    """Stage 1. Opens the checkpoint; a name that is no existing path must be a recipe or a named source.
+
+    Another checkpoint for a named source leaves only its recipe: the core is named after the checkpoint then.
+    """
+    if os.path.exists(source):
         if checkpoint is not None:
             raise InputError(f"--checkpoint is {checkpoint!r}, but {source} is a checkpoint itself; give one of them")
         return open_checkpoint(source), None
     found = recipes.find(source)
-    wanted = checkpoint
-    if wanted is None:
-        if found.source is None:
-            raise InputError(f"recipe {source} has no usual checkpoint; give one with --checkpoint DIR|FILE.gguf|REPO")
-        wanted = source
-    return open_checkpoint(wanted), found
+    if checkpoint is not None:
+        return open_checkpoint(checkpoint), found._replace(source=None)
+    if found.source is not None:
+        return open_named(found.source), found
+    if found.recipe.checkpoint is None:
+        raise InputError(f"recipe {source} has no usual checkpoint; give one with --checkpoint DIR|FILE.gguf|REPO")
+    return open_checkpoint(found.recipe.checkpoint), found
 
 
 def configure(checkpoint: Checkpoint, named: recipes.Found | None, options: Options) -> Configured:
@@ -309,12 +314,10 @@ def _manifest(
     options: Options,
 ) -> Manifest:
     """The manifest without the oracle's findings."""
-    checkpoint, model = configured.checkpoint, configured.model
     formats: dict[str, int] = {}
     for stored in prepared.storage.values():
         name = "f32" if stored.format == "vector" else stored.format
         formats[name] = formats.get(name, 0) + stored.bytes()
-    parameters = sum(int(np.prod(s.spec.shape)) for s in prepared.storage.values() if s.spec.role != "constant")
     return Manifest(
         format="flare-core",
         version=FORMAT_VERSION,
@@ -324,16 +327,7 @@ def _manifest(
             "torch": _version("torch"),
             "numpy": _version("numpy"),
         },
-        model=Model(
-            id=configured.source.name if configured.source else checkpoint.name,
-            recipe=configured.recipe.name,
-            architecture=str(checkpoint.config.get("model_type")),
-            source=Path(checkpoint.source).name if Path(checkpoint.source).exists() else checkpoint.source,
-            vocabulary=model.vocabulary,
-            layers=int(checkpoint.config["num_hidden_layers"]),
-            hidden_size=int(checkpoint.config["hidden_size"]),
-            parameters=parameters,
-        ),
+        model=model_facts(configured),
         target=TargetEntry(kind="cpu", abi=1, libraries=libraries),
         limits=configured.limits,
         segments=_segments(prepared, configured),
@@ -350,6 +344,23 @@ def _manifest(
         sampling=text.sampling,
         oracle=OracleEntry(file="oracle.msgpack", isas=[], mean_kl=0.0, max_logprob_error=0.0, top1_agreement=0.0),
         files=dict(writer.files),
+    )
+
+
+def model_facts(configured: Configured) -> Model:
+    """What the manifest says about the model itself: of the checkpoint, and of the recipe's weights and states."""
+    checkpoint, model, recipe = configured.checkpoint, configured.model, configured.recipe
+    hidden = checkpoint.config.get("hidden_size")
+    weights = recipe.weights(model).values()
+    return Model(
+        id=configured.source.name if configured.source else checkpoint.name,
+        recipe=recipe.name,
+        architecture=str(checkpoint.config.get("model_type")),
+        source=Path(checkpoint.source).name if Path(checkpoint.source).exists() else checkpoint.source,
+        vocabulary=model.vocabulary,
+        layers=len(recipe.states(model)),
+        hidden_size=hidden if type(hidden) is int else None,
+        parameters=sum(math.prod(spec.shape) for spec in weights if spec.role != "constant"),
     )
 
 

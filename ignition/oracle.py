@@ -10,6 +10,7 @@ another one the log probabilities must agree within the tolerance of the core's 
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
@@ -96,19 +97,53 @@ def tolerance(formats: Iterable[str]) -> Tolerance:
     return Tolerance(mean_kl=1e-6, max_logprob_error=1e-3, worst_margin=1e-3)
 
 
-def decode_oracle(data: bytes, name: str = "oracle.msgpack") -> Oracle:
-    """Decodes an oracle file. Raises CoreError when it is malformed."""
+def decode_oracle(data: bytes, *, vocabulary: int, max_context: int, name: str = "oracle.msgpack") -> Oracle:
+    """Decodes an oracle file of a model with `vocabulary` tokens and a context of `max_context`.
+
+    Raises CoreError when it is malformed, empty, incomplete, or holds what no export of such a model could have written.
+    """
     try:
         oracle = msgspec.msgpack.decode(data, type=Oracle)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise CoreError(f"{name}: {str(error).splitlines()[0][:200]}; export the core again") from None
-    for prompt in oracle.prompts:
-        for found in (prompt.reference, *prompt.compiled.values()):
-            if not (len(found.ids) == len(found.logprobs) == len(prompt.tokens)) or not prompt.tokens:
+    if not oracle.prompts:
+        raise CoreError(f"{name}: it holds no prompts and proves nothing; export the core again")
+    for index, prompt in enumerate(oracle.prompts):
+        where = f"{name}: prompt {index}"
+        if not 1 <= prompt.prompt_tokens <= len(prompt.tokens) <= max_context:
+            raise CoreError(
+                f"{where}: {prompt.prompt_tokens} of {len(prompt.tokens)} tokens given, the context holds {max_context}; "
+                "export the core again"
+            )
+        _check_ids(prompt.tokens, vocabulary, where)
+        _check_positions(prompt.reference, len(prompt.tokens), vocabulary, f"{where}: reference")
+        for isa, found in prompt.compiled.items():
+            _check_positions(found, len(prompt.tokens), vocabulary, f"{where}: {isa[:20]}")
+            if len(found.hashes) != len(prompt.tokens):
                 raise CoreError(
-                    f"{name}: results of {len(found.ids)} positions for {len(prompt.tokens)} tokens; export again"
+                    f"{where}: {isa[:20]}: {len(found.hashes)} hashes for {len(prompt.tokens)} tokens; export again"
                 )
     return oracle
+
+
+def _check_positions(found: Positions, positions: int, vocabulary: int, where: str) -> None:
+    if not len(found.ids) == len(found.logprobs) == positions:
+        raise CoreError(
+            f"{where}: {len(found.ids)} rows of ids and {len(found.logprobs)} of logprobs for {positions} tokens; "
+            "export the core again"
+        )
+    for ids, logprobs in zip(found.ids, found.logprobs, strict=True):
+        if not 1 <= len(ids) == len(logprobs) <= TOP:
+            raise CoreError(f"{where}: a row of {len(ids)} ids and {len(logprobs)} logprobs; export the core again")
+        _check_ids(ids, vocabulary, where)
+        if not all(map(math.isfinite, logprobs)):
+            raise CoreError(f"{where}: a log probability is not finite; export the core again")
+
+
+def _check_ids(ids: Sequence[int], vocabulary: int, where: str) -> None:
+    for token in ids:
+        if not 0 <= token < vocabulary:
+            raise CoreError(f"{where}: token id {token}, the vocabulary has {vocabulary}; export the core again")
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:

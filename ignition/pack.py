@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
 import glob
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 
@@ -52,33 +55,25 @@ class CoreWriter:
     """
 
     def __init__(self, output: Path) -> None:
-        self.output = Path(os.path.abspath(output))
-        self.folder = self.output.parent / f".{self.output.name}.partial-{os.getpid()}"
+        self.output = Path(os.path.realpath(output))  # a link stays: what it points to is replaced
+        self.folder = Path()  # made on entry
         self.files: dict[str, File] = {}
+        self._lock = -1
 
     def __enter__(self) -> CoreWriter:
-        if self.output.exists() and not (self.output / MANIFEST_FILE).is_file() and any_entry(self.output):
-            raise InputError(f"{self.output}: exists and is not a core; choose another -o or remove it")
-        try:
+        with self._writing():
+            if self.output.exists() and not (self.output / MANIFEST_FILE).is_file() and any_entry(self.output):
+                raise InputError(f"{self.output}: exists and is not a core; choose another -o or remove it")
             self.output.parent.mkdir(parents=True, exist_ok=True)
             self._remove_leftovers()
-            self.folder.mkdir()
-            self.folder.chmod(0o755)
-        except OSError as error:
-            raise InputError(f"{self.output}: cannot be written ({os.strerror(error.errno or 0)})") from None
+            self._make_folder()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
-        if isinstance(error, OSError):
-            if error.errno == errno.ENOSPC:
-                free = shutil.disk_usage(self.output.parent).free
-                raise InputError(
-                    f"{self.output}: the disk is full ({free} bytes free); free some space or choose another -o"
-                ) from None
-            raise InputError(f"{self.output}: cannot be written ({os.strerror(error.errno or 0)})") from None
+        os.close(self._lock)
 
     def add(self, name: str, data: bytes) -> None:
         """Writes a small file and records its size and hash."""
@@ -97,39 +92,80 @@ class CoreWriter:
 
         self._write(WEIGHTS_FILE, pieces())
         path = self.folder / WEIGHTS_FILE
-        self.files[WEIGHTS_FILE] = File(bytes=path.stat().st_size, hash=sha256_chunked(path), chunked=True)
+        with self._writing():
+            self.files[WEIGHTS_FILE] = File(bytes=path.stat().st_size, hash=sha256_chunked(path), chunked=True)
 
     def commit(self, manifest: Manifest) -> None:
         """Writes the manifest and its checksum, makes everything durable and moves the core into place."""
         data = manifest.encode()
         self._write(MANIFEST_FILE, [data])
         self._write(MANIFEST_CHECKSUM_FILE, [f"{sha256_bytes(data)}  {MANIFEST_FILE}\n".encode()])
-        for folder, _, _ in os.walk(self.folder):
-            _sync(folder)
-        if self.output.exists():
-            _exchange(self.folder, self.output)  # the old core is now the temporary folder, which leaving removes
-        else:
-            os.rename(self.folder, self.output)
-        _sync(self.output.parent)
+        with self._writing():
+            for folder, _, _ in os.walk(self.folder):
+                _sync(folder)
+            if self.output.exists():
+                exchange(self.folder, self.output)  # the old core is now the temporary folder, which leaving removes
+            else:
+                os.rename(self.folder, self.output)
+            _sync(self.output.parent)
 
     def _write(self, name: str, pieces: Iterable[bytes]) -> None:
         path = self.folder / name
-        if not path.parent.exists():
-            path.parent.mkdir()
-            path.parent.chmod(0o755)
-        with open(path, "xb") as stream:
-            for piece in pieces:
-                stream.write(piece)
-            stream.flush()
-            os.fchmod(stream.fileno(), 0o644)
-            os.fsync(stream.fileno())
+        with self._writing():
+            if not path.parent.exists():
+                path.parent.mkdir()
+                path.parent.chmod(0o755)
+            stream = open(path, "xb", buffering=0)
+        with stream:
+            for piece in pieces:  # making a piece may fail for its own reasons, which are not the output's
+                with self._writing():
+                    rest = memoryview(piece)
+                    while rest:
+                        rest = rest[stream.write(rest) :]
+            with self._writing():
+                os.fchmod(stream.fileno(), 0o644)
+                os.fsync(stream.fileno())
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Turns what the file system refuses into one line about the place of the core."""
+        try:
+            yield
+        except OSError as error:
+            if error.errno == errno.ENOSPC:
+                free = shutil.disk_usage(self.output.parent).free
+                raise InputError(
+                    f"{self.output}: the disk is full ({free} bytes free); free some space or choose another -o"
+                ) from None
+            raise InputError(f"{self.output}: cannot be written ({os.strerror(error.errno or 0)})") from None
+
+    def _make_folder(self) -> None:
+        """Makes the temporary folder and locks it for as long as this export runs."""
+        while True:
+            self.folder = Path(tempfile.mkdtemp(prefix=f".{self.output.name}.partial-", dir=self.output.parent))
+            self._lock = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
+            with suppress(OSError):  # without locks nobody takes the folder for a leftover either
+                fcntl.flock(self._lock, fcntl.LOCK_EX)
+            try:
+                os.chmod(self.folder, 0o755)
+                return
+            except FileNotFoundError:  # another export found it before it was locked, and removed it
+                os.close(self._lock)
 
     def _remove_leftovers(self) -> None:
-        """Removes what killed exports to the same place left behind: folders of processes that are gone."""
+        """Removes what killed exports to the same place left behind: folders that no living process holds locked.
+
+        The lock is the kernel's, so it holds across pid namespaces (containers that share a volume) and ends with its
+        process, however that ends.
+        """
         for leftover in self.output.parent.glob(f".{glob.escape(self.output.name)}.partial-*"):
-            pid = leftover.name.rpartition("-")[2]
-            if pid.isdigit() and not _alive(int(pid)):
-                shutil.rmtree(leftover, ignore_errors=True)
+            with suppress(OSError):
+                descriptor = os.open(leftover, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(leftover, ignore_errors=True)
+                finally:
+                    os.close(descriptor)
 
 
 def any_entry(path: Path) -> bool:
@@ -137,22 +173,28 @@ def any_entry(path: Path) -> bool:
     return not path.is_dir() or any(path.iterdir())
 
 
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True
+def exchange(one: Path, other: Path) -> None:
+    """Swaps two directories atomically (renameat2 with RENAME_EXCHANGE), so that the old core stands until the new one does.
 
-
-def _exchange(one: Path, other: Path) -> None:
-    """Swaps two directories atomically (renameat2 with RENAME_EXCHANGE), so that the old core stands until the new one does."""
-    at_working_directory, exchange = -100, 2
+    A file system or C library without it gets renames instead: for a moment nothing stands at `other`.
+    """
+    at_working_directory, flag = -100, 2
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.renameat2(at_working_directory, os.fsencode(one), at_working_directory, os.fsencode(other), exchange):
-        number = ctypes.get_errno()
+    try:
+        failed = libc.renameat2(at_working_directory, os.fsencode(one), at_working_directory, os.fsencode(other), flag)
+        number = ctypes.get_errno() if failed else 0
+    except AttributeError:
+        number = errno.ENOSYS
+    if number in (errno.EINVAL, errno.ENOSYS):
+        aside = one.with_name(f"{one.name}-old")  # a leftover's name: the next export removes it if this one is killed
+        os.rename(other, aside)
+        try:
+            os.rename(one, other)
+        except OSError:
+            os.rename(aside, other)
+            raise
+        os.rename(aside, one)
+    elif number:
         raise OSError(number, os.strerror(number), str(other))
 
 

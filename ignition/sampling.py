@@ -38,14 +38,22 @@ RANGED = (
 )
 """The fields that author ranges bound or fix."""
 
-_WHOLE = {"top_k": -1, "max_new_tokens": 1, "max_length": 1, "seed": 0}  # integers, and the least of each
-_REAL = {  # numbers, and the bounds that any sampler needs, inclusive
-    "temperature": (-math.inf, math.inf),
+BOUNDS = {
+    "temperature": (-1e4, 1e4),
+    "top_k": (-1, 2**31 - 1),
     "top_p": (0.0, 1.0),
     "min_p": (0.0, 1.0),
-    "repetition_penalty": (math.ulp(0.0), math.inf),
-    "presence_penalty": (-math.inf, math.inf),
-    "frequency_penalty": (-math.inf, math.inf),
+    "repetition_penalty": (1e-4, 1e4),
+    "presence_penalty": (-2.0, 2.0),
+    "frequency_penalty": (-2.0, 2.0),
+}
+"""What the server samples with, inclusive: a default outside would make it refuse every request that leaves it open."""
+
+_WHOLE = {  # integers, and the bounds of each
+    "top_k": BOUNDS["top_k"],
+    "max_new_tokens": (1, 2**63 - 1),
+    "max_length": (1, 2**63 - 1),
+    "seed": (0, 2**63 - 1),
 }
 
 
@@ -155,15 +163,15 @@ def _checked(name: str, value: Any, where: str) -> Any:
     if value is None:
         return None
     if name in _WHOLE:
-        if type(value) is not int or not _WHOLE[name] <= value < 2**63:
-            raise InputError(f"{where} is {_shown(value)}, must be an integer of at least {_WHOLE[name]}")
+        least, most = _WHOLE[name]
+        if type(value) is not int or not least <= value <= most:
+            raise InputError(f"{where} is {_shown(value)}, must be an integer from {least} to {most}")
         return value
-    low, high = _REAL[name]
+    low, high = BOUNDS[name]
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         raise InputError(f"{where} is {_shown(value)}, must be a number")
     if not low <= value <= high:
-        wanted = "above 0" if high == math.inf else f"from {low:g} to {high:g}"
-        raise InputError(f"{where} is {_shown(value)}, must be {wanted}")
+        raise InputError(f"{where} is {_shown(value)}, must be from {low:g} to {high:g}")
     return float(value)
 
 

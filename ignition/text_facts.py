@@ -35,10 +35,13 @@ def gather_text_facts(checkpoint: Checkpoint, vocabulary: int, sampling_ranges: 
     spellings = {
         name: text for name in NAMED_TOKENS if (text := _spelling(checkpoint.tokenizer_config.get(name))) is not None
     }
-    ids = _ids(checkpoint.tokenizer_json)
-    for name, text in spellings.items():
-        if text in ids and not 0 <= ids[text] < vocabulary:
-            raise InputError(f"tokenizer.json: {name} {text!r} has id {ids[text]}, the model has {vocabulary} tokens")
+    ids = token_ids(checkpoint.tokenizer_json)
+    highest = max(ids.values(), default=-1)
+    if highest >= vocabulary:
+        raise InputError(
+            f"tokenizer.json: its highest id is {highest}, the model has {vocabulary} tokens (0 to {vocabulary - 1}); "
+            "use the tokenizer that the model was made with"
+        )
     eos = gather_eos(
         generation_config=checkpoint.generation_config,
         config=checkpoint.config,
@@ -68,7 +71,12 @@ def gather_text_facts(checkpoint: Checkpoint, vocabulary: int, sampling_ranges: 
 def check_template_facts(core: Core) -> str:
     """Probes a core's template again. Raises CoreError when the manifest records something else."""
     template = core.manifest.template
-    source = None if template.file is None else core.read(template.file).decode("utf-8", "strict")
+    source = None
+    if template.file is not None:
+        try:
+            source = core.read(template.file).decode()
+        except UnicodeDecodeError as error:
+            raise CoreError(f"{template.file}: not UTF-8 at byte {error.start}; export the core again") from None
     spellings = template.facts.get("special_tokens")
     if not isinstance(spellings, dict):
         raise CoreError("core.json: template.facts lacks special_tokens; export the core again")
@@ -95,7 +103,7 @@ def _spelling(token: Any) -> str | None:
     return token if isinstance(token, str) and token else None
 
 
-def _ids(tokenizer_json: bytes) -> dict[str, int]:
+def token_ids(tokenizer_json: bytes) -> dict[str, int]:
     """Every token's id by spelling, added tokens included."""
     from tokenizers import Tokenizer
 

@@ -19,6 +19,7 @@ import numpy as np
 
 from flare.core.directory import WEIGHTS_FILE, Core, open_core, verify_weights
 from flare.core.graph import check_graph
+from flare.core.manifest import KernelLibrary
 from flare.errors import CoreError, FlareError, InputError
 from ignition.oracle import decode_oracle, excess, score, summarise, tolerance, top_deviation
 
@@ -102,6 +103,12 @@ def validate_core(path: Path) -> Result:
             raise
         except FlareError as error:
             detail, status = str(error), "failed"
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except (
+            BaseException
+        ) as error:  # whatever a bad core makes happen; a panic of the tokenizers library is no Exception
+            detail, status = f"the check ended with {type(error).__name__}; export the core again", "failed"
         result.checks.append(Check(name, status, detail, time.perf_counter() - begin))
         return status == "passed"
 
@@ -158,35 +165,44 @@ def check_weights(core: Core) -> str:
 
 def check_libraries(core: Core) -> str:
     """Every kernel library of this machine's architecture loads, has the ABI of this program, and is of its level."""
-    from flare.replay.program import library_kernels
-
     names = []
     for library in core.manifest.target.libraries:
-        names.append(f"{library.isa} ({len(library_kernels(core, library))} kernels)")
+        names.append(f"{library.isa} ({len(_kernels(core, library))} kernels)")
     return ", ".join(names)
+
+
+def _kernels(core: Core, library: KernelLibrary) -> set[str]:
+    from flare.replay.program import library_kernels
+
+    try:
+        return library_kernels(core, library)
+    except (ValueError, KeyError, TypeError, AttributeError):  # its description is not the JSON that it should be
+        raise CoreError(
+            f"{library.file}: does not describe itself as a kernel library; export the core again"
+        ) from None
 
 
 def check_graphs(core: Core) -> str:
     """Every node's kernel exists in every library, every argument lies inside its segment."""
-    from flare.replay.program import library_kernels
-
     nodes = 0
     for name, file in sorted(core.manifest.graphs.items()):
         graph = core.graph(name)
         for library in core.manifest.target.libraries:
-            check_graph(graph, core.manifest.segments, library_kernels(core, library), f"{file} ({library.isa})")
+            check_graph(graph, core.manifest.segments, _kernels(core, library), f"{file} ({library.isa})")
         nodes += len(graph.nodes)
     return f"{nodes} nodes inside their segments"
 
 
 def check_tokenizer(core: Core) -> str:
-    """The tokenizer loads, its ids fit the vocabulary, and text survives encoding and decoding."""
+    """The tokenizer loads, the highest of its ids fits the vocabulary, and text survives encoding and decoding."""
     from flare.text.tokenizer import Tokenizer
+    from ignition.text_facts import token_ids
 
     tokenizer = Tokenizer.load(core.file("tokenizer.json"))
     vocabulary = core.manifest.model.vocabulary
-    if tokenizer.vocab_size > vocabulary:
-        raise CoreError(f"tokenizer.json: {tokenizer.vocab_size} ids, the model's vocabulary has {vocabulary}")
+    highest = max(token_ids(core.read("tokenizer.json")).values(), default=-1)
+    if highest >= vocabulary:
+        raise CoreError(f"tokenizer.json: its highest id is {highest}, the model has {vocabulary} tokens")
     text = "The quick brown fox: 12 jumps over\n\tthe lazy dog."
     ids = tokenizer.encode(text, special=False)
     decoded = b"".join(tokenizer.token_bytes(i) for i in ids).decode("utf-8", "replace")
@@ -207,7 +223,12 @@ def check_oracle(core: Core) -> str:
     from flare.replay.program import open_replay, runnable_isas
 
     manifest = core.manifest
-    oracle = decode_oracle(core.read(manifest.oracle.file))
+    oracle = decode_oracle(
+        core.read(manifest.oracle.file),
+        vocabulary=manifest.model.vocabulary,
+        max_context=manifest.limits.max_context,
+        name=manifest.oracle.file,
+    )
     levels = runnable_isas([library.isa for library in manifest.target.libraries])
     if not levels:
         raise CoreError(

@@ -29,8 +29,9 @@ Role = Literal["linear", "embedding", "vector", "constant"]
 class WeightSpec:
     """One weight of a model. Its name is the key it stands under in `Recipe.weights`.
 
-    role: `linear` [N, K], `embedding` [V, D] (also when the output layer shares it) and so may be quantised; `vector`
-    (norms, biases) stays float32; `constant` is computed by the recipe and is not in the checkpoint.
+    role: `linear` [N, K] may be quantised; `embedding` [V, D], the token embedding or the output layer or both at once,
+    too, but to no less than q8; `vector` (norms, biases) stays float32; `constant` is computed by the recipe and is not
+    in the checkpoint.
     sources: the checkpoint's tensors, joined along the first dimension. A constant has none, and `value` instead.
     """
 
@@ -75,6 +76,7 @@ class Recipe:
     states(model) -> every state by name.
     step(model, weights, io) -> logits [R, vocabulary] float32, in ops only.
     ignored(model, tensor) -> whether a tensor of the checkpoint that no weight names is known to be of no use.
+    checkpoint: the usual hub repository, where one is so usual that the recipe's name alone should mean it.
     """
 
     name: str
@@ -84,14 +86,15 @@ class Recipe:
     states: Callable[[Any], dict[str, KvSpec]]
     step: Callable[[Any, Mapping[str, Tensor], StepIO], Tensor]
     ignored: Callable[[Any, str], bool]
+    checkpoint: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
     """A model that can be exported by name: its recipe and where its weights come from.
 
-    checkpoint: the usual hub repository. package, file: an installed Python package that carries the weights, and the
-    file's name inside it; requirement: what to give pip to get it.
+    checkpoint: the usual hub repository. package, file: a Python package (its import name) that carries the weights, and
+    the file's path inside it, preferred where it is installed; requirement: what to give pip to get it.
     """
 
     name: str

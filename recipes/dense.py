@@ -280,7 +280,7 @@ def weights(model: DenseModel) -> dict[str, WeightSpec]:
         linear(f"{block}.mlp.down_proj", model.hidden, model.intermediate, model.mlp_bias)
     add("model.norm.weight", "vector", model.hidden)
     if not model.tied:
-        add("lm_head.weight", "linear", model.vocabulary, model.hidden)
+        add("lm_head.weight", "embedding", model.vocabulary, model.hidden)
     return specs
 
 

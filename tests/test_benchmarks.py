@@ -89,3 +89,10 @@ def test_requantised_weights_are_the_nearest_in_the_new_format(tmp_path: Path, n
     assert np.array_equal(tensors["plain"].data, values)
     assert reader.get_field("llama.block_count").contents() == 2
     assert reader.get_field("tokenizer.ggml.tokens").contents() == ["a", "b", "c"]
+
+
+def test_a_server_that_was_not_measured_is_named() -> None:
+    figures = {"weights": "Q4_1", "round": 0, "ready_s": 1.0, "token_s": 1.0, "pss_mb": 1.0}
+    ours, theirs = ({"server": name} | figures for name in ("flare", "transformers serve"))
+    assert "`transformers serve` was not measured" in report.cold_start([ours])
+    assert "not measured" not in report.cold_start([ours, theirs])

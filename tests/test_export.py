@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import json
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,7 +19,7 @@ from flare.errors import InputError
 from flare.replay.program import runnable_isas
 from ignition.export import export_core
 from ignition.options import ISAS, Options
-from ignition.pack import lay_out_weights
+from ignition.pack import CoreWriter, lay_out_weights
 from tests.support.checkpoints import make_checkpoint
 
 BEST = runnable_isas(ISAS)[0]
@@ -163,6 +165,120 @@ def test_bad_input_is_one_line_and_exit_code_2(
     lines = [line for line in result.stderr.splitlines() if not line.startswith("[")]
     assert len(lines) == 1 and lines[0].startswith("ignition: ") and named in lines[0], result.stderr
     assert not (tmp_path / "core").exists()
+
+
+def test_a_tokenizer_with_more_ids_than_the_model_is_refused(checkpoint: Path) -> None:
+    from dataclasses import replace
+
+    from ignition.checkpoint import open_checkpoint
+    from ignition.text_facts import gather_text_facts
+
+    opened = open_checkpoint(checkpoint)
+    gather_text_facts(opened, 384, None)
+    content = json.loads(opened.tokenizer_json)
+    content["added_tokens"].append(content["added_tokens"][0] | {"id": 384, "content": "<|more|>"})
+    with pytest.raises(
+        InputError, match=r"tokenizer.json: its highest id is 384, the model has 384 tokens \(0 to 383\)"
+    ):
+        gather_text_facts(replace(opened, tokenizer_json=json.dumps(content).encode()), 384, None)
+
+
+def test_q4_keeps_the_output_layer_of_an_untied_model_at_q8(tmp_path: Path) -> None:
+    from ignition.export import capture_step, configure, lower_step, open_source
+
+    options = Options(weights="q4")
+    opened, found = open_source(str(make_checkpoint(tmp_path / "untied", "llama")), None)
+    configured = configure(opened, found, options)
+    prepared, _ = lower_step(configured, capture_step(configured), options)
+    formats = {name: stored.format for name, stored in prepared.storage.items()}
+    assert formats["lm_head.weight"] == formats["model.embed_tokens.weight"] == "q8"
+    assert formats["model.layers.0.mlp.up_proj.weight"] == "q4"
+
+
+@pytest.fixture
+def make_core(tmp_path: Path) -> Callable[..., None]:
+    """Writes a directory that is a core by its looks, with `content` in one file."""
+    from flare.core.manifest import MANIFEST_FILE
+
+    class Anything:
+        def encode(self) -> bytes:
+            return b"{}"
+
+    def make(output: Path, content: bytes = b"") -> None:
+        with CoreWriter(output) as writer:
+            writer.add("content", content)
+            writer.commit(Anything())
+        assert (output / MANIFEST_FILE).exists()
+
+    return make
+
+
+def test_an_output_that_is_a_link_replaces_what_it_points_to(tmp_path: Path, make_core: Callable[..., None]) -> None:
+    (tmp_path / "volume").mkdir()
+    (tmp_path / "core").symlink_to(tmp_path / "volume" / "real")
+    for content in (b"one", b"two"):
+        make_core(tmp_path / "core", content)
+        assert (tmp_path / "volume" / "real" / "content").read_bytes() == content
+    assert (tmp_path / "core").is_symlink() and len(list((tmp_path / "volume").iterdir())) == 1
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOSYS, None])
+def test_a_core_is_replaced_where_directories_cannot_be_exchanged(
+    tmp_path: Path, make_core: Callable[..., None], monkeypatch: pytest.MonkeyPatch, number: int | None
+) -> None:
+    class Without:
+        """A C library whose renameat2 fails, or that has none."""
+
+        if number is not None:
+            renameat2 = staticmethod(lambda *arguments: ctypes.set_errno(number) or -1)
+
+    make_core(tmp_path / "core", b"one")
+    monkeypatch.setattr(ctypes, "CDLL", lambda *arguments, **settings: Without())
+    make_core(tmp_path / "core", b"two")
+    assert (tmp_path / "core" / "content").read_bytes() == b"two"
+    assert [path.name for path in tmp_path.iterdir()] == ["core"]
+
+
+def test_only_what_no_export_holds_is_a_leftover(tmp_path: Path, make_core: Callable[..., None]) -> None:
+    (tmp_path / ".core.partial-1").mkdir()  # process 1 lives, perhaps in another container; nobody holds the folder
+    with CoreWriter(tmp_path / "core") as writer:
+        assert leftovers(tmp_path) == [writer.folder.name]
+        make_core(tmp_path / "core")
+        assert leftovers(tmp_path) == [writer.folder.name]
+    assert leftovers(tmp_path) == []
+
+
+def test_only_the_writer_s_own_errors_are_about_the_output(tmp_path: Path) -> None:
+    def fails() -> bytes:
+        raise OSError(errno.EIO, "a stage's own trouble")
+
+    with pytest.raises(OSError, match="own trouble"), CoreWriter(tmp_path / "core") as writer:
+        writer.add_weights(b"", [fails])
+    with pytest.raises(InputError, match="cannot be written"), CoreWriter(tmp_path / "core") as writer:
+        writer.add("content", b"")
+        writer.add("content", b"")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="file/core: cannot be written"), CoreWriter(tmp_path / "file" / "core"):
+        pass
+    assert leftovers(tmp_path) == []
+
+
+def test_an_interrupt_is_one_line_and_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    from ignition import cli, export
+
+    def interrupted(*arguments: object, **settings: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(export, "export_core", interrupted)
+    monkeypatch.setattr(sys, "argv", ["ignition", "export", "smollm2", "-o", "core"])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 130 and capsys.readouterr() == ("", "ignition: interrupted\n")
+
+
+def test_usage_errors_stay_typer_s() -> None:
+    result = ignition("export", "smollm2")
+    assert result.returncode == 2 and "Missing option" in result.stderr and "Usage:" in result.stderr
 
 
 @pytest.mark.parametrize("source", ["no-such-recipe", "dense"])

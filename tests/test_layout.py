@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import tomllib
@@ -41,7 +42,8 @@ def test_every_folder_of_python_files_tells_its_story(repository: Path, folder: 
         if directory.is_dir() and any(directory.glob("*.py")):
             initial = directory / "__init__.py"
             assert initial.is_file(), f"{directory.relative_to(repository)} has no __init__.py"
-            assert initial.read_text().lstrip().startswith('"""'), f"{initial.relative_to(repository)} has no docstring"
+            story = ast.get_docstring(ast.parse(initial.read_text()))
+            assert story, f"{initial.relative_to(repository)} has no docstring, or an empty one"
 
 
 def test_constraints_pin_every_direct_dependency(repository: Path) -> None:

@@ -130,3 +130,31 @@ def test_a_plan_is_the_same_every_time_and_inside_its_segments() -> None:
         for arg in node.args:
             limit = {"arena": first.arena_bytes, "io": first.io_bytes, "kv": first.kv_page_bytes}.get(arg.segment)
             assert limit is None or arg.offset + arg.bytes <= limit
+
+
+def test_a_residual_that_is_the_layer_s_own_input_is_not_overwritten() -> None:
+    """x + linear(x): the layer still reads rows of x while it writes; (y + linear(x)) may overwrite y."""
+    from torch import Tensor
+
+    from ignition import ops
+    from recipes import Recipe, WeightSpec
+
+    def step(model: Limits, weights: dict[str, Tensor], io: recipes.StepIO) -> Tensor:
+        x = ops.embed(weights["table"], io.tokens)
+        y = ops.add(x, ops.linear(x, weights["square"]))
+        z = ops.add(y, ops.linear(ops.rms_norm(y, weights["norm"], 1e-5), weights["square"]))
+        return ops.linear(ops.take_rows(z, io.rows), weights["table"])
+
+    shapes = {"table": ((384, 64), "embedding"), "square": ((64, 64), "linear"), "norm": ((64,), "vector")}
+    specs = {name: WeightSpec(shape, role, (name,)) for name, (shape, role) in shapes.items()}
+
+    class Model:
+        vocabulary, max_context = 384, 256
+
+    recipe = Recipe("loop", ("loop",), lambda c: Model, lambda m: specs, lambda m: {}, step, lambda m, t: False)
+    graph = capture(recipe, Model)
+    lowered = lower(graph, {name: "f32" for name in matrix_names(graph)}, "f32", LIMITS)
+    own, other = (call for call in lowered.calls if call.kernel.startswith("Linear<Tokens"))
+    offsets, _ = place_buffers(lowered, assign_phases(lowered.calls), LIMITS)
+    assert own.in_place is None and offsets[own.operands[0].id] != offsets[own.operands[4].id]
+    assert other.in_place is not None and offsets[other.operands[3].id] == offsets[other.operands[4].id]

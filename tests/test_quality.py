@@ -29,11 +29,11 @@ Truth = list[tuple[list[int], np.ndarray]]
 
 
 @pytest.fixture(scope="module")
-def truth(smollm2_core: Path) -> Truth:
+def truth(smollm2_core: Path, smollm2_gguf: Path) -> Truth:
     """For each prompt, tokens (rendered prompt and transformers' greedy answer) and transformers' float32 logits."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    checkpoint = open_checkpoint("smollm2")
+    checkpoint = open_checkpoint(smollm2_gguf)
     config = AutoConfig.for_model(**checkpoint.config)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
     weights = {name: torch.from_numpy(tensor.float32()) for name, tensor in checkpoint.tensors.items()}

@@ -171,3 +171,16 @@ def test_an_end_token_must_be_in_the_vocabulary(value: Any) -> None:
         gather_eos(generation_config={"eos_token_id": value}, config={}, tokenizer_eos=None, vocabulary=10)
     with pytest.raises(InputError, match=r"tokenizer\.json: .* 10"):
         gather_eos(generation_config={}, config={}, tokenizer_eos=10, vocabulary=10)
+
+
+def test_defaults_have_the_bounds_that_the_server_samples_within() -> None:
+    from flare.served import VALID
+    from ignition.sampling import BOUNDS
+
+    assert BOUNDS == VALID
+
+
+@pytest.mark.parametrize(("name", "value"), [("top_k", 10**10), ("repetition_penalty", 1e-6), ("presence_penalty", 3)])
+def test_a_default_that_the_server_would_refuse_is_refused_at_export(name: str, value: float) -> None:
+    with pytest.raises(InputError, match=f"generation_config.json: {name} is .*, must be .*from"):
+        gather_sampling(generation_config={name: value}, config={})

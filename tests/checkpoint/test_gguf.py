@@ -109,7 +109,7 @@ SMOLLM2_TENSORS = {
 
 
 def test_smollm2_opens_with_the_values_of_its_file(smollm2_gguf: Path) -> None:
-    checkpoint = open_checkpoint("smollm2")
+    checkpoint = open_checkpoint(smollm2_gguf)
     assert len(checkpoint.tensors) == 272
     sizes = ("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size")
     assert [checkpoint.config[key] for key in sizes] == [576, 9, 3, 64, 49152]

@@ -12,8 +12,10 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,13 +48,52 @@ class Library:
 
 
 def find_compiler() -> list[str]:
-    """The C++ compiler's command: $CXX, else g++ on PATH. Raises InputError with the remedy if there is none."""
+    """The C++ compiler's command: $CXX, else g++ or c++ on PATH. Raises InputError with the remedy if there is none."""
     named = os.environ.get("CXX", "").strip()
-    command = shlex.split(named) or ["g++"]
-    if shutil.which(command[0]) is None:
-        where = f"CXX={named}" if named else "g++"
-        raise InputError(f"{where}: no C++ compiler found: install g++ 11 or later, or set CXX to one")
-    return command
+    for command in [shlex.split(named)] if named else [["g++"], ["c++"]]:
+        if shutil.which(command[0]) is not None:
+            return command
+    where = f"CXX={named}" if named else "g++ or c++"
+    raise InputError(f"{where}: no C++ compiler found: install g++ 11 or later, or set CXX to one")
+
+
+class _Compilers:
+    """The compilers that run, each with its children in a process group of its own, so that all can be ended at once."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.running: set[subprocess.Popen[str]] = set()
+        self.ended = False
+
+    def start(self, command: list[str], folder: Path) -> subprocess.Popen[str]:
+        with self.lock:
+            if self.ended:
+                raise InputError("compiling was interrupted")
+            try:
+                process = subprocess.Popen(
+                    command,
+                    cwd=folder,
+                    env={**os.environ, "LC_ALL": "C"},
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    text=True,
+                    errors="replace",
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise InputError(f"{command[0]}: cannot be run: {error.strerror}") from None
+            self.running.add(process)
+            return process
+
+    def end(self) -> None:
+        """Kills all that run; none starts any more."""
+        with self.lock:
+            self.ended = True
+            for process in self.running:
+                with suppress(ProcessLookupError):  # it ended by itself in this moment
+                    if process.returncode is None:
+                        os.killpg(process.pid, signal.SIGKILL)
 
 
 def compile_libraries(
@@ -67,43 +108,54 @@ def compile_libraries(
 
     Sources include `headers` (file name -> text). At most `jobs` compilers run at once (default: one a processor), each
     for at most `timeout` seconds; `advance` is called with the number done, of how many, and the level just done.
-    Raises InputError with the compiler's first error.
+    Raises InputError with the compiler's first error. An interrupt ends the compilers that run.
     """
     if unknown := [isa for isa in sources if isa not in ISA_FLAGS]:
         raise InputError(f"isa {unknown[0]}: must be one of {', '.join(ISA_FLAGS)}")
     command = find_compiler()
-    version = _version(command)
-    with tempfile.TemporaryDirectory(prefix="ignition-compile-") as name:
-        folder = Path(name)
-        (folder / "kernels").mkdir()
-        for header, text in headers.items():
-            (folder / "kernels" / header).write_text(text, encoding="utf-8")
-        with ThreadPoolExecutor(max_workers=jobs or os.cpu_count() or 1) as pool:
-            waiting = {
-                pool.submit(_compile, command, isa, source, folder, timeout): isa for isa, source in sources.items()
-            }
-            advance(0, len(sources), "")
-            for done, future in enumerate(as_completed(waiting), 1):
-                advance(done, len(sources), waiting[future])
-        data = {isa: future.result() for future, isa in waiting.items()}
+    compilers = _Compilers()
+    version = _version(command, compilers)
+    try:
+        with tempfile.TemporaryDirectory(prefix="ignition-compile-") as name:
+            folder = Path(name)
+            (folder / "kernels").mkdir()
+            for header, text in headers.items():
+                (folder / "kernels" / header).write_text(text, encoding="utf-8")
+            with ThreadPoolExecutor(max_workers=jobs or os.cpu_count() or 1) as pool:
+                try:
+                    waiting = {
+                        pool.submit(_compile, compilers, command, isa, source, folder, timeout): isa
+                        for isa, source in sources.items()
+                    }
+                    advance(0, len(sources), "")
+                    for done, future in enumerate(as_completed(waiting), 1):
+                        advance(done, len(sources), waiting[future])
+                except BaseException:
+                    compilers.end()
+                    raise
+            data = {isa: future.result() for future, isa in waiting.items()}
+    except OSError as error:
+        raise InputError(
+            f"{tempfile.gettempdir()}: no room for the compiler's files ({error.strerror}); set TMPDIR to another folder"
+        ) from None
     return {isa: Library(isa, data[isa], version, ISA_FLAGS[isa] + FLAGS) for isa in sources}
 
 
-def _version(command: list[str]) -> str:
-    status, text = _run([*command, "--version"], Path.cwd(), 60.0)
+def _version(command: list[str], compilers: _Compilers) -> str:
+    status, text = _run(compilers, [*command, "--version"], Path.cwd(), 60.0)
     if status != 0 or not text.strip():
         raise InputError(f"{command[0]} --version failed: {_first_error(text)}")
     return text.splitlines()[0].strip()
 
 
-def _compile(command: list[str], isa: str, source: str, folder: Path, timeout: float) -> bytes:
+def _compile(compilers: _Compilers, command: list[str], isa: str, source: str, folder: Path, timeout: float) -> bytes:
     own = folder / isa
     own.mkdir()
     (own / "step.cc").write_text(source, encoding="utf-8")
     (own / "exports").write_text(_EXPORTS, encoding="ascii")
     # All paths are relative, and the folder itself is mapped away: neither can get into the library.
     paths = ["-I../kernels", f"-ffile-prefix-map={own}=.", "step.cc", "-o", "step.so"]
-    status, text = _run([*command, *ISA_FLAGS[isa], *FLAGS, *paths], own, timeout)
+    status, text = _run(compilers, [*command, *ISA_FLAGS[isa], *FLAGS, *paths], own, timeout)
     if status is None:
         raise InputError(f"compiling {isa}: not done after {timeout:g} s: choose fewer ISA levels, or a faster machine")
     if status != 0:
@@ -111,31 +163,19 @@ def _compile(command: list[str], isa: str, source: str, folder: Path, timeout: f
     return (own / "step.so").read_bytes()
 
 
-def _run(command: list[str], folder: Path, timeout: float) -> tuple[int | None, str]:
+def _run(compilers: _Compilers, command: list[str], folder: Path, timeout: float) -> tuple[int | None, str]:
     """Exit status (None: timed out) and all output. The compiler's own children end with it."""
-    environment = {**os.environ, "LC_ALL": "C"}
-    try:
-        process = subprocess.Popen(
-            command,
-            cwd=folder,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            start_new_session=True,
-        )
-    except OSError as error:
-        raise InputError(f"{command[0]}: cannot be run: {error.strerror}") from None
+    process = compilers.start(command, folder)
     with process:
         try:
             text, _ = process.communicate(timeout=timeout)
         except subprocess.TimeoutExpired:
             return None, ""
         finally:
-            if process.returncode is None:
-                os.killpg(process.pid, signal.SIGKILL)
+            with compilers.lock:
+                compilers.running.discard(process)
+                if process.returncode is None:
+                    os.killpg(process.pid, signal.SIGKILL)
     return process.returncode, text
 
 

@@ -278,6 +278,8 @@ class _Lowering:
         bias = self._weight(node.inputs[2])
         source = self._get(node.inputs[0], self._wants(node))
         out = self._make(output)
+        # A layer that reads its residual as its input too reads whole rows of it for each element: not in place.
+        in_place = (out.id, residual.id) if residual and residual is not source else None
         flags = f"{_flag(bias is not None)}, {_flag(residual is not None)}"
         self._call(
             f"Linear<{_count(out)}, {tag}, {columns}, {rows}, {flags}>",
@@ -285,7 +287,7 @@ class _Lowering:
             (source, weight, bias, residual, out),
             reads=[source, *([residual] if residual else [])],
             writes=[out],
-            in_place=(out.id, residual.id) if residual else None,
+            in_place=in_place,
         )
 
     def _heads_call(

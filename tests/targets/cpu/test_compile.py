@@ -21,6 +21,7 @@ struct Nothing {
   static constexpr size_t scratch = 0;
   static int64_t units(const flare::Step&) { return 0; }
   static void run(const flare::Step&, const flare::Arg*, flare::Scratch, int64_t, int64_t) {}
+  static flare::Need need(int32_t, const flare::Capacity&) { return {}; }
 };
 static constexpr flare::Kernel kernels[] = {flare::kernel<Nothing>("Nothing")};
 FLARE_LIBRARY("LEVEL", kernels)
@@ -137,7 +138,7 @@ def test_a_compiler_that_hangs_is_ended_with_its_children(tmp_path: Path, monkey
         pass
 
 
-def test_the_compiler_is_cxx_or_g_plus_plus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_compiler_is_cxx_or_one_on_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CXX", raising=False)
     assert find_compiler() == ["g++"]
     monkeypatch.setenv("CXX", "g++ -pipe")
@@ -148,6 +149,32 @@ def test_the_compiler_is_cxx_or_g_plus_plus(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.delenv("CXX")
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(
-        InputError, match=r"g\+\+: no C\+\+ compiler found: install g\+\+ 11 or later, or set CXX to one"
+        InputError, match=r"g\+\+ or c\+\+: no C\+\+ compiler found: install g\+\+ 11 or later, or set CXX to one"
     ):
         find_compiler()
+    (tmp_path / "c++").write_text("#!/bin/sh\n")
+    (tmp_path / "c++").chmod(0o755)
+    assert find_compiler() == ["c++"]
+
+
+def test_an_interrupt_ends_the_compilers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without ending them, leaving would wait for the stand-in's 1000 seconds."""
+    started = tmp_path / "started"
+    script = tmp_path / "slow-c++"
+    script.write_text(f'#!/bin/sh\n[ "$1" = --version ] && echo slow 1.0 && exit\ntouch {started}\nsleep 1000\n')
+    script.chmod(0o755)
+    monkeypatch.setenv("CXX", str(script))
+
+    def interrupt(done: int, total: int, isa: str) -> None:
+        while not started.exists():
+            pass
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        compile_libraries({"generic": ""}, {}, interrupt)
+
+
+def test_a_temporary_folder_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "missing"))
+    with pytest.raises(InputError, match="missing: .*TMPDIR"):
+        compile_libraries({"generic": ""}, {})
