@@ -1,8 +1,8 @@
 """A token's logits are the same bits whatever runs beside it: the numerics contract, as a property of compiled cores.
 
-Random ragged schedules of several sequences (any chunking, any order in a step, any pages, pages full of leftovers) on one
-and two threads against each sequence alone, one token at a time: short steps at every token, and steps as long as a core
-takes, as prefill makes them, at a few.
+Random ragged schedules of several sequences (any chunking, any order in a step, any pages, pages full of leftovers) on
+one and two threads against each sequence alone, one token at a time: short steps at every token, and chunks as long as
+prefill's at some of their tokens.
 """
 
 from __future__ import annotations

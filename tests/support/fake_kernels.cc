@@ -24,6 +24,10 @@ T* at(const Arg& arg) {
 struct Tokens {
   static constexpr int32_t args = 1;
   static constexpr size_t scratch = 0;
+  static Need need(int32_t arg, const Capacity& most) {
+    const Need all[args] = {writes(most.tokens * 4)};
+    return all[arg];
+  }
   static int64_t units(const Step& step) { return step.tokens; }
   static void run(const Step& step, const Arg* arg, Scratch, int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) at<int32_t>(arg[0])[i] = step.token[i];
@@ -34,6 +38,10 @@ struct Tokens {
 struct SumPlus {
   static constexpr int32_t args = 2;
   static constexpr size_t scratch = 256;
+  static Need need(int32_t arg, const Capacity&) {
+    const Need all[args] = {reads(256), writes(256)};
+    return all[arg];
+  }
   static int64_t units(const Step&) { return 64; }
   static void run(const Step&, const Arg* arg, Scratch scratch, int64_t begin, int64_t end) {
     auto* copy = reinterpret_cast<int32_t*>(scratch.memory);
@@ -51,6 +59,10 @@ struct SumPlus {
 struct Meet {
   static constexpr int32_t args = 2;
   static constexpr size_t scratch = 0;
+  static Need need(int32_t arg, const Capacity& most) {
+    const Need all[args] = {writes(most.tokens * 4), writes(64)};
+    return all[arg];
+  }
   static int64_t units(const Step& step) { return step.tokens; }
   static void run(const Step& step, const Arg* arg, Scratch, int64_t begin, int64_t end) {
     auto* met = at<std::atomic<int32_t>>(arg[1]);
@@ -67,6 +79,10 @@ struct Meet {
 struct Spin {
   static constexpr int32_t args = 1;
   static constexpr size_t scratch = 64;
+  static Need need(int32_t arg, const Capacity& most) {
+    const Need all[args] = {writes(most.tokens * 4)};
+    return all[arg];
+  }
   static int64_t units(const Step& step) { return step.tokens; }
   static void run(const Step& step, const Arg* arg, Scratch, int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
@@ -82,6 +98,11 @@ template <int32_t V>
 struct Logits {
   static constexpr int32_t args = 2;
   static constexpr size_t scratch = 0;
+  static constexpr int32_t vocabulary = V;
+  static Need need(int32_t arg, const Capacity& most) {
+    const Need all[args] = {reads(floats(V)), writes(most.rows * floats(V))};
+    return all[arg];
+  }
   static int64_t units(const Step& step) { return step.rows; }
   static void run(const Step& step, const Arg* arg, Scratch, int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
@@ -98,6 +119,11 @@ template <int32_t PT>
 struct Remember {
   static constexpr int32_t args = 1;
   static constexpr size_t scratch = 0;
+  static constexpr int32_t page_tokens = PT;
+  static Need need(int32_t arg, const Capacity&) {
+    const Need all[args] = {in_pages(PT * 4)};
+    return all[arg];
+  }
   static int64_t units(const Step& step) { return step.tokens; }
   static void run(const Step& step, const Arg* arg, Scratch, int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
@@ -113,6 +139,11 @@ template <int32_t PT>
 struct Recall {
   static constexpr int32_t args = 2;
   static constexpr size_t scratch = 0;
+  static constexpr int32_t page_tokens = PT;
+  static Need need(int32_t arg, const Capacity& most) {
+    const Need all[args] = {in_pages(PT * 4), writes(most.tokens * 4)};
+    return all[arg];
+  }
   static int64_t units(const Step& step) { return step.tokens; }
   static void run(const Step& step, const Arg* arg, Scratch, int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
@@ -131,6 +162,10 @@ struct Recall {
 struct Present {
   static constexpr int32_t args = 2;
   static constexpr size_t scratch = 0;
+  static Need need(int32_t arg, const Capacity&) {
+    const Need all[args] = {unused(), writes(4)};
+    return all[arg];
+  }
   static int64_t units(const Step&) { return 1; }
   static void run(const Step&, const Arg* arg, Scratch, int64_t, int64_t) {
     at<int32_t>(arg[1])[0] = arg[0].pointer != nullptr;
@@ -141,6 +176,7 @@ struct Present {
 struct Nothing {
   static constexpr int32_t args = 0;
   static constexpr size_t scratch = 0;
+  static Need need(int32_t, const Capacity&) { return unused(); }
   static int64_t units(const Step&) { return 0; }
   static void run(const Step&, const Arg*, Scratch, int64_t, int64_t) {}
 };
@@ -149,6 +185,10 @@ struct Nothing {
 struct Parts {
   static constexpr int32_t args = 2;
   static constexpr size_t scratch = 0;
+  static Need need(int32_t arg, const Capacity&) {
+    const Need all[args] = {writes(24), writes(floats(4096))};
+    return all[arg];
+  }
   static int64_t units(const Step&) { return 1; }
   static void run(const Step&, const Arg* arg, Scratch, int64_t, int64_t) {
     auto* words = at<uint32_t>(arg[0]);
@@ -165,6 +205,10 @@ struct Parts {
 struct Halve {
   static constexpr int32_t args = 1;
   static constexpr size_t scratch = 0;
+  static Need need(int32_t arg, const Capacity& most) {
+    const Need all[args] = {writes(most.tokens * 4)};
+    return all[arg];
+  }
   static int64_t units(const Step& step) { return step.tokens; }
   static void run(const Step&, const Arg* arg, Scratch, int64_t begin, int64_t end) {
     volatile float smallest = FLT_MIN;

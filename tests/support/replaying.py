@@ -19,23 +19,31 @@ class Sequences:
             for index, page in enumerate(numbers):
                 replay.page_table[slot * replay.page_stride + index] = page
 
-    def step(self, parts: Sequence[tuple[int, Sequence[int]]]) -> list[np.ndarray]:
-        """One ragged step: (slot, next tokens) in the order given; returns each part's logits at all its tokens."""
-        replay, count = self.replay, 0
-        for slot, tokens in parts:
+    def step(
+        self, parts: Sequence[tuple[int, Sequence[int]]], wanted: Sequence[Sequence[int]] | None = None
+    ) -> list[np.ndarray]:
+        """One ragged step: (slot, next tokens) in the order given; returns each part's logits [rows, vocabulary].
+
+        Rows are those of `wanted[part]`, indices into the part's tokens; by default of all its tokens.
+        """
+        replay, count, row = self.replay, 0, 0
+        picked = [range(len(tokens)) for _, tokens in parts] if wanted is None else wanted
+        for (slot, tokens), indices in zip(parts, picked, strict=True):
+            for index in indices:
+                replay.rows[row] = count + index
+                row += 1
             for token in tokens:
                 replay.tokens[count] = token
                 replay.positions[count] = self.computed[slot]
                 replay.slots[count] = slot
-                replay.rows[count] = count
                 self.computed[slot] += 1
                 count += 1
-        assert count <= replay.max_rows, "tests look at every row"
-        replay.step(count, count)
+        replay.step(count, row)
         results, row = [], 0
-        for _, tokens in parts:
-            results.append(np.stack([np.array(replay.logits(row + i), dtype=np.float32) for i in range(len(tokens))]))
-            row += len(tokens)
+        for indices in picked:
+            found = [np.array(replay.logits(row + i), dtype=np.float32) for i in range(len(indices))]
+            results.append(np.stack(found) if found else np.empty((0, replay.vocabulary), np.float32))
+            row += len(indices)
         return results
 
 

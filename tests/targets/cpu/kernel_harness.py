@@ -89,6 +89,9 @@ class Library:
         self._library = ctypes.CDLL(str(path))
         for function in ("units", "scratch"):
             getattr(self._library, f"harness_{function}").restype = ctypes.c_int64
+        self._library.harness_need.restype = ctypes.c_uint64
+        self._library.harness_need.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_uint64, ctypes.c_uint64,
+                                               ctypes.c_void_p]
         self._library.harness_run.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p,
                                               ctypes.c_int64, ctypes.c_int64]
 
@@ -96,6 +99,14 @@ class Library:
         """How many units a kernel has for a step."""
         step = tokens.struct()
         return self._library.harness_units(self._index[name], ctypes.byref(step))
+
+    def needs(self, name: str, tokens: int, rows: int) -> list[tuple[str, int]]:
+        """For each argument what the kernel does with it and how many bytes of it, for such steps at most."""
+        index, kind, needs = self._index[name], ctypes.c_int(), []
+        for arg in range(self._library.harness_args(index)):
+            size = self._library.harness_need(index, arg, tokens, rows, ctypes.byref(kind))
+            needs.append((("unused", "reads", "writes", "in_pages")[kind.value], size))
+        return needs
 
     def run(self, name: str, tokens: Tokens, args: Sequence[np.ndarray | int | None],
             claims: Iterable[tuple[int, int]] | None = None) -> None:

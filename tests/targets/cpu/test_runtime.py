@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import json
+import shutil
 import threading
 from collections.abc import Callable
 from ctypes import byref, c_char, c_int32, c_void_p, sizeof
@@ -16,9 +17,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import flare.replay.cpu_interface as native
+from flare.core.directory import open_core
 from flare.errors import CoreError
 from flare.replay.cpu import ISA_FLAGS, CpuArg, CpuReplay, machine_flags
+from flare.replay.program import open_replay
 from tests.support.fake_library import aligned, fake_library, fill, io, node, program
+from tests.test_validate import forge, forge_manifest, graph
 
 OUT = CpuArg("io", 1024, 256)
 PAGE = CpuArg("kv", 64, 64)
@@ -61,6 +65,21 @@ def put_node(number: int, name: str, value: Any) -> Callable[[Any, Any, Any], No
 
 def put_arg(**fields: int) -> Callable[[Any, Any, Any], None]:
     return lambda args, nodes, arg: [setattr(arg, name, value) for name, value in fields.items()] and None
+
+
+def put_out(**fields: int) -> Callable[[Any, Any, Any], None]:
+    """Changes the argument that the first node writes to."""
+    return lambda args, nodes, arg: [setattr(nodes[0].args[1], name, value) for name, value in fields.items()] and None
+
+
+def put_optional(**fields: int) -> Callable[[Any, Any, Any], None]:
+    """Changes the first node's first argument, and its kernel to one that does not need it."""
+
+    def change(args: Any, nodes: Any, arg: Any) -> None:
+        nodes[0].kernel = b"Present"
+        put_arg(**fields)(args, nodes, arg)
+
+    return change
 
 
 HUGE = 2**64 - 64
@@ -114,6 +133,16 @@ REFUSED = [
     (put_arg(segment=1, offset=4032, bytes=65), "beyond its segment"),
     (put_arg(segment=2, offset=8192, bytes=1), "beyond its segment"),
     (put_arg(segment=3, offset=4096, bytes=1), "beyond its segment"),
+    (put_arg(segment=0, offset=0, bytes=0), "bytes 0): the kernel cannot do without it"),
+    (put_arg(segment=1, offset=0, bytes=64), "the kernel wants it in kv pages"),
+    (put_arg(segment=2, offset=0, bytes=64), "the kernel wants it in kv pages"),
+    (put_arg(bytes=63), "argument 0 has 63 bytes, 64 are needed for 64 tokens and 4 rows a step"),
+    (put_out(segment=4, offset=0, bytes=128), "the kernel cannot have it in kv pages"),
+    (put_out(segment=1, offset=0, bytes=256), "the kernel writes to it, weights are read only"),
+    (put_out(segment=0, offset=0, bytes=0), "argument 1 (segment 0, offset 0, bytes 0): the kernel cannot do"),
+    (put_out(bytes=255), "node 0 (Recall<16>): argument 1 has 255 bytes, 256 are needed"),
+    (put("max_step_tokens", 65), "argument 1 has 256 bytes, 260 are needed for 65 tokens"),
+    (put("page_tokens", 32), "node 0 (Recall<16>): made for page_tokens 16, the core has 32"),
 ]
 
 ACCEPTED = [
@@ -126,9 +155,11 @@ ACCEPTED = [
     put_node(1, "phase", 2**31 - 1),
     put_arg(offset=64, bytes=64),
     put_arg(offset=0, bytes=128),
-    put_arg(segment=0, offset=0, bytes=0),
-    put_arg(segment=1, offset=4032, bytes=64),
-    put_arg(segment=2, offset=0, bytes=8192),
+    put_out(segment=2, offset=0, bytes=8192),
+    put("max_step_tokens", 63),
+    put_optional(segment=0, offset=0, bytes=0),
+    put_optional(segment=1, offset=4032, bytes=64),
+    put_optional(segment=2, offset=0, bytes=8192),
 ]
 
 
@@ -141,6 +172,60 @@ def test_open_refuses(change: Callable[[Any, Any, Any], None], text: str) -> Non
 @pytest.mark.parametrize("change", ACCEPTED)
 def test_open_accepts(change: Callable[[Any, Any, Any], None]) -> None:
     assert raw_open(change) == (0, "#" * 500)
+
+
+@pytest.mark.parametrize("vocabulary", [63, 65])
+def test_a_kernel_made_for_another_vocabulary_is_refused(vocabulary: int) -> None:
+    """A table with fewer rows than there are tokens would be read beyond its end."""
+    nodes = [node("Logits<64>", 0, CpuArg("weights", 0, 256), CpuArg("io", 0, 1280))]
+    with pytest.raises(CoreError, match=rf"Logits<64>\): made for a vocabulary of 64, the core has {vocabulary}"):
+        CpuReplay(program(nodes, vocabulary=vocabulary, io_bytes=1280), threads=1, kv_pages=40)
+
+
+def argument(family: str, number: int, **fields: Any) -> Callable[[dict[str, Any]], None]:
+    """Changes an argument of the graph's first node whose kernel is of this family."""
+
+    def change(content: dict[str, Any]) -> None:
+        first = next(node for node in content["nodes"] if node["kernel"].startswith(family))
+        first["args"][number].update(fields)
+
+    return change
+
+
+NOTHING = {"segment": "none", "offset": 0, "bytes": 0}
+FORGED = [
+    (argument("Linear<", 4, bytes=64), r"argument 4 has 64 bytes, \d+ are needed"),
+    (argument("Linear<Rows", 4, bytes=64), "argument 4 has 64 bytes"),
+    (argument("Embed<", 0, bytes=64), "argument 0 has 64 bytes"),
+    (argument("Norm<", 1, bytes=64), "argument 1 has 64 bytes"),
+    (argument("Attention<", 1, bytes=64), "argument 1 has 64 bytes"),
+    (argument("Attention<", 3, bytes=64), "argument 3 has 64 bytes"),
+    (argument("Attention<", 0, **NOTHING), "argument 0 .*cannot do without it"),
+    (argument("Attention<", 1, segment="arena", offset=0), "argument 1 .*wants it in kv pages"),
+    (argument("Norm<", 0, segment="kv", offset=0, bytes=64), "argument 0 .*cannot have it in kv pages"),
+    (argument("Norm<", 2, segment="weights", offset=0), "argument 2 .*weights are read only"),
+]
+
+
+@pytest.mark.parametrize("change, text", FORGED, ids=[text for _, text in FORGED])
+def test_a_graph_that_lies_about_its_memory_is_refused(
+    tiny_core: Path, tmp_path: Path, change: Callable[[dict[str, Any]], None], text: str
+) -> None:
+    """Right hashes over a graph that would make kernels write or read out of bounds."""
+    core = Path(shutil.copytree(tiny_core, tmp_path / "core"))
+    forge(core, "graphs/step.msgpack", graph(change))
+    with pytest.raises(CoreError, match=text):
+        open_replay(open_core(core), threads=1, kv_pages=20).close()
+
+
+@pytest.mark.parametrize("page_tokens", [32, 128])
+def test_a_manifest_with_other_pages_than_the_kernels_is_refused(
+    tiny_core: Path, tmp_path: Path, page_tokens: int
+) -> None:
+    core = Path(shutil.copytree(tiny_core, tmp_path / "core"))
+    forge_manifest(core, lambda m: m["limits"].update(page_tokens=page_tokens))
+    with pytest.raises(CoreError, match=f"made for page_tokens 16, the core has {page_tokens}"):
+        open_replay(open_core(core), threads=1, kv_pages=20).close()
 
 
 def test_memory_that_the_system_lacks_is_its_own_result() -> None:

@@ -62,6 +62,13 @@ struct Attention {
  public:
   static constexpr int32_t args = 4;
   static constexpr size_t scratch = sizeof(Work);
+  static constexpr int32_t page_tokens = PT;
+
+  static Need need(int32_t arg, const Capacity& most) {
+    const Need all[args] = {reads(most.tokens * floats(H * DH)), in_pages(Pool::bytes), in_pages(Pool::bytes),
+                            writes(most.tokens * output_bytes<Out, H * DH>())};
+    return all[arg];
+  }
 
   static int64_t units(const Step& step) { return (int64_t)((step.tokens + tile(step) - 1) / tile(step)) * H; }
 

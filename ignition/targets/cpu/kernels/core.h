@@ -1,5 +1,6 @@
 // A core: memory, nodes, threads; and the checks in front of them. Nothing gets past the checks that could make a
-// kernel touch memory that is not its own: sizes and offsets once, when a core opens, tokens and pages at every step.
+// kernel touch memory that is not its own: sizes and offsets, against the segments and against what each kernel needs,
+// once, when a core opens; tokens and pages at every step.
 #pragma once
 #include <atomic>
 #include <cerrno>
@@ -168,10 +169,24 @@ class Core {
         return fail("node %d (%s): phase %d: phases may not decrease", n, kernel->name, node.phase);
       if (n == 0 || node.phase != nodes[n - 1].phase) first_node_[phases_++] = n;
       nodes_[n] = Node{kernel, bound};
-      for (int32_t i = 0; i < node.nargs; ++i)
-        if (const char* wrong = bind_arg(node.args[i], args_[bound++]))
+      if (kernel->page_tokens && kernel->page_tokens != limits_.page_tokens)
+        return fail("node %d (%s): made for page_tokens %d, the core has %d", n, kernel->name, kernel->page_tokens,
+                    limits_.page_tokens);
+      if (kernel->vocabulary && kernel->vocabulary != limits_.vocabulary)
+        return fail("node %d (%s): made for a vocabulary of %d, the core has %d", n, kernel->name, kernel->vocabulary,
+                    limits_.vocabulary);
+      for (int32_t i = 0; i < node.nargs; ++i) {
+        const flare_arg& arg = node.args[i];
+        const Need need = kernel->need(i, {uint64_t(limits_.max_step_tokens), uint64_t(limits_.max_rows)});
+        const char* wrong = bind_arg(arg, args_[bound++]);
+        if (!wrong) wrong = misuse(need.kind, arg.segment);
+        if (wrong)
           return fail("node %d (%s): argument %d (segment %d, offset %llu, bytes %llu): %s", n, kernel->name, i,
-                      node.args[i].segment, ull(node.args[i].offset), ull(node.args[i].bytes), wrong);
+                      arg.segment, ull(arg.offset), ull(arg.bytes), wrong);
+        if (arg.bytes < need.bytes)
+          return fail("node %d (%s): argument %d has %llu bytes, %llu are needed for %d tokens and %d rows a step", n,
+                      kernel->name, i, ull(arg.bytes), ull(need.bytes), limits_.max_step_tokens, limits_.max_rows);
+      }
       if (kernel->scratch > scratch) scratch = kernel->scratch;
     }
     first_node_[phases_] = count;
@@ -215,6 +230,16 @@ class Core {
     } else {
       out.pointer = base + arg.offset;
     }
+    return nullptr;
+  }
+
+  // Null when an argument in this segment can be what the kernel takes it for, else what is wrong.
+  static const char* misuse(Need::Kind kind, int32_t segment) {
+    if (kind == Need::kUnused) return nullptr;
+    if (segment == FLARE_NONE) return "the kernel cannot do without it";
+    if ((kind == Need::kPages) != (segment == FLARE_KV))
+      return kind == Need::kPages ? "the kernel wants it in kv pages" : "the kernel cannot have it in kv pages";
+    if (kind == Need::kWrite && segment == FLARE_WEIGHTS) return "the kernel writes to it, weights are read only";
     return nullptr;
   }
 

@@ -10,6 +10,11 @@ template <int N>
 struct SiluMul {
   static constexpr int32_t args = 3;
   static constexpr size_t scratch = 0;
+  static Need need(int32_t arg, const Capacity& most) {
+    const Need all[args] = {reads(most.tokens * floats(N)), reads(most.tokens * floats(N)),
+                            writes(most.tokens * floats(N))};
+    return all[arg];
+  }
   static int64_t units(const Step& step) { return step.tokens; }
   static void run(const Step&, const Arg* arg, Scratch, int64_t begin, int64_t end) {
     using namespace simd;
@@ -34,6 +39,11 @@ template <int N>
 struct Add {
   static constexpr int32_t args = 3;
   static constexpr size_t scratch = 0;
+  static Need need(int32_t arg, const Capacity& most) {
+    const Need all[args] = {reads(most.tokens * floats(N)), reads(most.tokens * floats(N)),
+                            writes(most.tokens * floats(N))};
+    return all[arg];
+  }
   static int64_t units(const Step& step) { return step.tokens; }
   static void run(const Step&, const Arg* arg, Scratch, int64_t begin, int64_t end) {
     const auto* a = (const float*)arg[0].pointer;
@@ -48,6 +58,11 @@ template <int H, int DH, float eps>
 struct HeadNorm {
   static constexpr int32_t args = 3;
   static constexpr size_t scratch = 0;
+  static Need need(int32_t arg, const Capacity& most) {
+    const Need all[args] = {reads(most.tokens * floats(H * DH)), reads(floats(DH)),
+                            writes(most.tokens * floats(H * DH))};
+    return all[arg];
+  }
   static int64_t units(const Step& step) { return step.tokens; }
   static void run(const Step&, const Arg* arg, Scratch, int64_t begin, int64_t end) {
     for (int64_t head = begin * H; head < end * H; ++head) {
@@ -62,6 +77,12 @@ template <int KH, int DH, class Kv, int PT>
 struct KvWrite {
   static constexpr int32_t args = 4;
   static constexpr size_t scratch = 0;
+  static constexpr int32_t page_tokens = PT;
+  static Need need(int32_t arg, const Capacity& most) {
+    const Need all[args] = {reads(most.tokens * floats(KH * DH)), reads(most.tokens * floats(KH * DH)),
+                            in_pages(Pages<KH, DH, Kv, PT>::bytes), in_pages(Pages<KH, DH, Kv, PT>::bytes)};
+    return all[arg];
+  }
   static int64_t units(const Step& step) { return step.tokens; }
   static void run(const Step& step, const Arg* arg, Scratch, int64_t begin, int64_t end) {
     using Pool = Pages<KH, DH, Kv, PT>;
@@ -80,6 +101,10 @@ template <int D>
 struct TakeRows {
   static constexpr int32_t args = 2;
   static constexpr size_t scratch = 0;
+  static Need need(int32_t arg, const Capacity& most) {
+    const Need all[args] = {reads(most.tokens * floats(D)), writes(most.rows * floats(D))};
+    return all[arg];
+  }
   static int64_t units(const Step& step) { return step.rows; }
   static void run(const Step& step, const Arg* arg, Scratch, int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i)

@@ -55,6 +55,12 @@ struct Q4 {
   static constexpr size_t weights_at(int K) { return 2 * mins_at(K); }
 };
 
+// Bytes of a packed matrix [N, K].
+template <class Fmt>
+constexpr uint64_t packed_bytes(int64_t N, int K) {
+  return (uint64_t)blocks_of(N) * Fmt::block_bytes(K);
+}
+
 // Writes row `row` of the packed matrix [.., K] to out[K].
 template <class Fmt, int K>
 inline void decode_row(const uint8_t* packed, int row, float* out) {

@@ -22,6 +22,17 @@ struct Heads {
   // A head whose rows do not start at a block's border takes the blocks that it touches whole.
   static constexpr int width = DH % kBlockRows == 0 ? DH : (DH + 2 * (kBlockRows - 1)) / kBlockRows * kBlockRows;
   static constexpr size_t scratch = (size_t)tile_tokens<Fmt> * width * sizeof(float);
+  static constexpr int32_t page_tokens = PT;
+
+  static Need need(int32_t arg, const Capacity& most) {
+    const Need all[args] = {reads(most.tokens * input_bytes<Fmt, K>()), reads(packed_bytes<Fmt>(H * DH, K)),
+                            HasBias ? reads(floats(H * DH)) : unused(), NormEps >= 0.0f ? reads(floats(DH)) : unused(),
+                            HasRope ? reads(most.tokens * floats(DH / 2)) : unused(),
+                            HasRope ? reads(most.tokens * floats(DH / 2)) : unused(),
+                            std::is_same_v<Dest, Query> ? writes(most.tokens * floats(H * DH))
+                                                        : in_pages(Pages<H, DH, Kv, PT>::bytes)};
+    return all[arg];
+  }
 
   static int64_t units(const Step& step) { return grid_units(step.tokens, unit_tokens<Fmt>, H); }
 

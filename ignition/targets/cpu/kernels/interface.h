@@ -1,4 +1,4 @@
-// What crosses the C border of a kernel library. `flare/replay/cpu.py` mirrors these structures.
+// What crosses the C border of a kernel library; `flare/replay/cpu_interface.py` mirrors the structures.
 #pragma once
 #include <cstdarg>
 #include <cstddef>

@@ -14,6 +14,14 @@ struct Linear {
   static constexpr size_t scratch = 0;
   static constexpr int64_t blocks = blocks_of(N);
 
+  static Need need(int32_t arg, const Capacity& most) {
+    const Need all[args] = {reads(Count::most(most) * input_bytes<Fmt, K>()), reads(packed_bytes<Fmt>(N, K)),
+                            HasBias ? reads(floats(N)) : unused(),
+                            HasResidual ? reads(Count::most(most) * floats(N)) : unused(),
+                            writes(Count::most(most) * floats(N))};
+    return all[arg];
+  }
+
   static int64_t units(const Step& step) { return grid_units(Count::count(step), unit_tokens<Fmt>, blocks); }
 
   static void run(const Step& step, const Arg* arg, Scratch, int64_t begin, int64_t end) {

@@ -18,6 +18,12 @@ struct GateUp {
   static constexpr int64_t parts = blocks_of(N) / span;
   static_assert(!quant || N % kGroup == 0);
 
+  static Need need(int32_t arg, const Capacity& most) {
+    const Need all[args] = {reads(most.tokens * input_bytes<FmtG, K>()), reads(packed_bytes<FmtG>(N, K)),
+                            reads(packed_bytes<FmtU>(N, K)), writes(most.tokens * output_bytes<Out, N>())};
+    return all[arg];
+  }
+
   static int64_t units(const Step& step) { return grid_units(step.tokens, unit_tokens<FmtG>, parts); }
 
   static void run(const Step& step, const Arg* arg, Scratch, int64_t begin, int64_t end) {

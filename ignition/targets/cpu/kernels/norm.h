@@ -49,6 +49,11 @@ template <class Count, int D, float eps, class Out>
 struct Norm {
   static constexpr int32_t args = 3;
   static constexpr size_t scratch = 0;
+  static Need need(int32_t arg, const Capacity& most) {
+    const Need all[args] = {reads(most.tokens * floats(D)), reads(floats(D)),
+                            writes(Count::most(most) * output_bytes<Out, D>())};
+    return all[arg];
+  }
   static int64_t units(const Step& step) { return Count::count(step); }
   static void run(const Step& step, const Arg* arg, Scratch, int64_t begin, int64_t end) {
     using namespace simd;

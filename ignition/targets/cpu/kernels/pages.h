@@ -15,6 +15,7 @@ template <int KH, int DH, class Kv, int PT>
 struct Pages {
   static_assert(PT % kRun == 0 && DH % 2 == 0);
   using Element = typename Kv::Element;
+  static constexpr uint64_t bytes = (uint64_t)KH * PT * DH * sizeof(Element);  // of K, and of V, in a page
 
   // The page that holds a slot's position.
   static FLARE_INLINE uint8_t* page(const Step& step, int slot, int position) {

@@ -44,6 +44,10 @@ template <int D2, float scale>
 struct RopeAngles {
   static constexpr int32_t args = 3;
   static constexpr size_t scratch = 0;
+  static Need need(int32_t arg, const Capacity& most) {
+    const Need all[args] = {reads(floats(D2)), writes(most.tokens * floats(D2)), writes(most.tokens * floats(D2))};
+    return all[arg];
+  }
   static int64_t units(const Step& step) { return step.tokens; }
   static void run(const Step& step, const Arg* arg, Scratch, int64_t begin, int64_t end) {
     const auto* inverse_frequency = (const float*)arg[0].pointer;
@@ -86,6 +90,11 @@ template <int H, int DH>
 struct Rope {
   static constexpr int32_t args = 4;
   static constexpr size_t scratch = 0;
+  static Need need(int32_t arg, const Capacity& most) {
+    const Need all[args] = {reads(most.tokens * floats(H * DH)), reads(most.tokens * floats(DH / 2)),
+                            reads(most.tokens * floats(DH / 2)), writes(most.tokens * floats(H * DH))};
+    return all[arg];
+  }
   static int64_t units(const Step& step) { return step.tokens; }
   static void run(const Step&, const Arg* arg, Scratch, int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {

@@ -1,4 +1,4 @@
-// The C interface of a kernel library, and the core behind it: memory, nodes, checks, steps.
+// The functions of a kernel library (interface.h has their structures) over cores (core.h).
 //
 // A generated translation unit includes the kernels and this file, builds a constexpr table and ends with
 //     FLARE_LIBRARY("x86-64-v4", kernels)

@@ -23,16 +23,22 @@ namespace flare::simd {
 
 constexpr int kLanes = 16;
 
+// max(a, b) and min(a, b) are b where either is NaN, in every version: a clamp names its bound first, and NaN passes.
+
 // Asks for the cache line at `address`; any address is allowed, also one past the end of a mapping.
 FLARE_INLINE void prefetch(const void* address) { __builtin_prefetch(address, 0, 3); }
 
-// e^x with an error of about one unit in the last place. x is clamped to [-86.5, 88], so the result is a positive normal
-// number: callers that need an exact zero select it.
+// Adding this leaves the nearest integer n, with the exponent's bias, in the low bits of the sum: shifted left by
+// 23 they are the number 2^n.
+constexpr float kShift = 0x1.8p+23f + 127.0f;
+
+// e^x with an error of about one unit in the last place; NaN for NaN. x is clamped to [-86.5, 88], so the result is a
+// positive normal number: callers that need an exact zero select it.
 FLARE_INLINE Floats exp(Floats x) {
-  x = min(max(x, splat(-86.5f)), splat(88.0f));
-  // x = n ln 2 + r. Adding 1.5 * 2^23 leaves n, rounded to nearest, in the low bits of the sum.
-  const Floats shifted = fma(x, splat(0x1.715476p+0f), splat(0x1.8p+23f));
-  const Floats n = shifted - splat(0x1.8p+23f);
+  x = min(splat(88.0f), max(splat(-86.5f), x));
+  // x = n ln 2 + r.
+  const Floats shifted = fma(x, splat(0x1.715476p+0f), splat(kShift));
+  const Floats n = shifted - splat(kShift);
   Floats r = fnma(n, splat(0x1.62ep-1f), x);              // the high part of ln 2 has 13 bits: n times it is exact
   r = fnma(n, splat(0x1.0bfbe8p-15f), r);
   Floats p = splat(0x1.a01a02p-13f);                      // 1/7!: the next term is below 2^-27 for |r| <= ln 2 / 2
@@ -43,15 +49,15 @@ FLARE_INLINE Floats exp(Floats x) {
   p = fma(p, r, splat(0.5f));
   p = fma(p, r, splat(1.0f));
   p = fma(p, r, splat(1.0f));
-  return as_floats(as_ints(p) + shift_left<23>(as_ints(shifted)));
+  return p * as_floats(shift_left<23>(as_ints(shifted)));
 }
 
-// 2^x with an error of about one unit in the last place, for x <= 126; x below -64 gives 2^-64. That is a softmax's weight
-// of nothing: it vanishes beside a weight of 1, and yet its products are no denormals, which are slow.
+// 2^x with an error of about one unit in the last place, for x <= 126; NaN for NaN. x below -64 gives 2^-64. That is a
+// softmax's weight of nothing: it vanishes beside a weight of 1, and yet its products are no denormals, which are slow.
 FLARE_INLINE Floats exp2(Floats x) {
-  x = max(x, splat(-64.0f));
-  const Floats shifted = x + splat(0x1.8p+23f);
-  const Floats r = x - (shifted - splat(0x1.8p+23f));       // exact
+  x = max(splat(-64.0f), x);
+  const Floats shifted = x + splat(kShift);
+  const Floats r = x - (shifted - splat(kShift));           // exact
   Floats p = splat(0x1.48cep-13f);                          // minimax for |r| <= 1/2, with p(0) = 1: below 2^-25
   p = fma(p, r, splat(0x1.5eebbp-10f));
   p = fma(p, r, splat(0x1.3b2624p-7f));
@@ -59,7 +65,7 @@ FLARE_INLINE Floats exp2(Floats x) {
   p = fma(p, r, splat(0x1.ebfbdep-3f));
   p = fma(p, r, splat(0x1.62e43p-1f));
   p = fma(p, r, splat(1.0f));
-  return as_floats(as_ints(p) + shift_left<23>(as_ints(shifted)));
+  return p * as_floats(shift_left<23>(as_ints(shifted)));
 }
 
 // x / (1 + e^-x)

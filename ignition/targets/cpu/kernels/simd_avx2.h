@@ -77,6 +77,16 @@ FLARE_INLINE float largest(Floats a) {
   return _mm_cvtss_f32(_mm_max_ss(d, _mm_movehdup_ps(d)));
 }
 
+// The largest |lane| of both; NaN if any is NaN, for as integers NaN lies above infinity.
+FLARE_INLINE float largest_magnitude(Floats p, Floats q) {
+  p = abs(p), q = abs(q);
+  const __m256i a = _mm256_max_epi32(_mm256_castps_si256(p.lo), _mm256_castps_si256(q.lo));
+  const __m256i b = _mm256_max_epi32(a, _mm256_max_epi32(_mm256_castps_si256(p.hi), _mm256_castps_si256(q.hi)));
+  const __m128i c = _mm_max_epi32(_mm256_castsi256_si128(b), _mm256_extracti128_si256(b, 1));
+  const __m128i d = _mm_max_epi32(c, _mm_shuffle_epi32(c, 0x4e));
+  return _mm_cvtss_f32(_mm_castsi128_ps(_mm_max_epi32(d, _mm_shuffle_epi32(d, 0xb1))));
+}
+
 FLARE_INLINE Ints load_ints(const uint8_t* p) {
   return {_mm256_loadu_si256((const __m256i*)p), _mm256_loadu_si256((const __m256i*)(p + 32))};
 }

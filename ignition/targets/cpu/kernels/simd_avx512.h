@@ -61,6 +61,15 @@ FLARE_INLINE float largest(Floats a) {
   return _mm_cvtss_f32(_mm_max_ss(d, _mm_movehdup_ps(d)));
 }
 
+// The largest |lane| of both; NaN if any is NaN, for as integers NaN lies above infinity.
+FLARE_INLINE float largest_magnitude(Floats p, Floats q) {
+  const __m512i a = _mm512_max_epi32(_mm512_castps_si512(abs(p).v), _mm512_castps_si512(abs(q).v));
+  const __m256i b = _mm256_max_epi32(_mm512_castsi512_si256(a), _mm512_extracti32x8_epi32(a, 1));
+  const __m128i c = _mm_max_epi32(_mm256_castsi256_si128(b), _mm256_extracti128_si256(b, 1));
+  const __m128i d = _mm_max_epi32(c, _mm_shuffle_epi32(c, 0x4e));
+  return _mm_cvtss_f32(_mm_castsi128_ps(_mm_max_epi32(d, _mm_shuffle_epi32(d, 0xb1))));
+}
+
 FLARE_INLINE Ints load_ints(const uint8_t* p) { return {_mm512_loadu_si512(p)}; }
 FLARE_INLINE Ints splat(int32_t a) { return {_mm512_set1_epi32(a)}; }
 FLARE_INLINE Ints operator+(Ints a, Ints b) { return {_mm512_add_epi32(a.v, b.v)}; }

@@ -89,6 +89,18 @@ FLARE_INLINE float largest(Floats a) {
   return most;
 }
 
+// The largest |lane| of both; NaN if any is NaN, for as integers NaN lies above infinity.
+FLARE_INLINE float largest_magnitude(Floats p, Floats q) {
+  Int4 most = {};
+  for (int i = 0; i < 4; ++i) {
+    const Int4 a = (Int4)p.part[i] & 0x7fffffff, b = (Int4)q.part[i] & 0x7fffffff;
+    const Int4 larger = a > b ? a : b;
+    most = most > larger ? most : larger;
+  }
+  for (int i = 1; i < 4; ++i) most[0] = most[0] > most[i] ? most[0] : most[i];
+  return ((Float4)most)[0];
+}
+
 FLARE_INLINE Ints load_ints(const uint8_t* p) {
   Ints a;
   std::memcpy(&a, p, sizeof a);
