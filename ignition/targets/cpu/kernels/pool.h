@@ -112,6 +112,7 @@ class Pool {
 
  private:
   static constexpr int32_t kPauses = 400;                  // spinning: 5 to 20 us
+  static constexpr int64_t kBetweenNanoseconds = 150'000;  // spinning after the last phase
   static constexpr int64_t kIdleNanoseconds = 400'000;     // yielding before sleep, after the last phase
   static constexpr int64_t kStuckNanoseconds = 50'000;     // yielding before sleep, within a phase
   static constexpr int64_t kPoliteNanoseconds = 1'000'000;  // below the scheduler's usual slices
@@ -272,17 +273,23 @@ class Pool {
 
   // Returns after an announcement later than `seen`, or for no reason. True if it offered the core to others.
   bool wait(uint32_t seen) {
-    for (int32_t i = 0; i < kPauses; ++i) {
-      if (event_.load(std::memory_order_acquire) != seen) return false;
-      pause();
-    }
+    // Between two calls of run() it pays to stay awake, first without offering the core: beside a busy program that would
+    // cost its whole time slice, and the next call comes after the caller has looked at the results.
     const int64_t begun = now();
+    bool between;
+    do {
+      for (int32_t i = 0; i < kPauses; ++i) {
+        if (event_.load(std::memory_order_acquire) != seen) return false;
+        pause();
+      }
+      between = returned_.load(std::memory_order_relaxed) == seen;
+    } while (between && now() - begun < kBetweenNanoseconds);
     for (;;) {
       sched_yield();
       if (event_.load(std::memory_order_acquire) != seen) return true;
-      // Between two calls of run() it pays to stay awake. Within one, the thread that is waited for may have lost its
-      // core; the system can move it to this one once this one is idle.
-      const bool between = returned_.load(std::memory_order_relaxed) == seen;
+      // Within a call, the thread that is waited for may have lost its core; the system can move it to this one once this
+      // one is idle.
+      between = returned_.load(std::memory_order_relaxed) == seen;
       if (now() - begun > (between ? kIdleNanoseconds : kStuckNanoseconds)) break;
     }
     sleepers_.fetch_add(1, std::memory_order_seq_cst);
