@@ -71,8 +71,8 @@ def make_parser() -> Parser:
     loading.add_argument(
         "--huge-pages",
         action=argparse.BooleanOptionalAction,
-        default=None,
-        help="copy the weights into huge pages at load (default: on for weights up to 512 MiB)",
+        default=False,
+        help="copy the weights into huge pages at load (default: no)",
     )
     loading.add_argument("--verify", action="store_true", help="hash every byte of the weights before serving")
 

@@ -34,15 +34,12 @@ class MemorySize:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuntimeSettings:
-    """How a core is loaded: `threads` counts kernel threads, `max_tokens` caps the tokens of one answer.
-
-    `huge_pages` None leaves it to the size of the weights (`flare.replay.program`).
-    """
+    """How a core is loaded: `threads` counts kernel threads, `max_tokens` caps the tokens of one answer."""
 
     core: str
     threads: int
     kv_memory: MemorySize | None = None
-    huge_pages: bool | None = None
+    huge_pages: bool = False
     verify: bool = False
     aliases: tuple[str, ...] = ()
     max_tokens: int | None = None

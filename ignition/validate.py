@@ -238,7 +238,7 @@ def check_oracle(core: Core) -> str:
     reports = []
     for isa in levels:
         pages = -(-longest // manifest.limits.page_tokens)
-        replay = open_replay(core, threads=1, kv_pages=pages, huge_pages=False, isa=isa)
+        replay = open_replay(core, threads=1, kv_pages=pages, isa=isa)
         try:
             logits = score(replay, [prompt.tokens for prompt in oracle.prompts])
         finally:

@@ -282,8 +282,8 @@ def test_help_imports_nothing_heavy(repository: Path, program: str, heavy: set[s
     assert not heavy & set(result.stderr.split())
 
 
-def test_huge_pages_are_left_to_the_size_of_the_weights() -> None:
-    for arguments, wanted in (((), None), (("--huge-pages",), True), (("--no-huge-pages",), False)):
+def test_huge_pages_are_off_unless_asked_for() -> None:
+    for arguments, wanted in (((), False), (("--huge-pages",), True), (("--no-huge-pages",), False)):
         assert runtime_settings(make_parser().parse_args(["chat", "c", *arguments])).huge_pages is wanted
     help_text = " ".join(flare("serve", "--help").stdout.split())
     assert "on for weights up to 512 MiB" in help_text

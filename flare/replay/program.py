@@ -14,21 +14,14 @@ from flare.core.manifest import KernelLibrary, Manifest
 from flare.errors import CoreError
 from flare.replay.cpu import ISA_FLAGS, CpuArg, CpuNode, CpuProgram, CpuReplay, best_isa, load_library, machine_flags
 
-HUGE_PAGES_BYTES = 512 << 20
-"""Weights up to this size are copied into huge pages by default: it takes 0.1 s at most, steps become 5 to 10% faster, and
-a single thread loses less time in page tables."""
-
-
 def open_replay(
-    core: Core, *, threads: int, kv_pages: int, huge_pages: bool | None = None, isa: str | None = None
+    core: Core, *, threads: int, kv_pages: int, huge_pages: bool = False, isa: str | None = None
 ) -> CpuReplay:
     """Opens the core's `step` graph on the best instruction set of this machine, or on `isa`.
 
-    `kv_pages` is the pool's size in pages. `huge_pages` copies the weights into huge pages; None does so for small ones
-    (`HUGE_PAGES_BYTES`). Raises CoreError when the core offers nothing that this machine runs.
+    `kv_pages` is the pool's size in pages; `huge_pages` copies the weights into huge pages. Raises CoreError when the core
+    offers nothing that this machine runs.
     """
-    if huge_pages is None:
-        huge_pages = core.manifest.segments.weights_bytes <= HUGE_PAGES_BYTES
     level = isa or best_isa(library.isa for library in core.manifest.target.libraries)
     program = make_program(core.manifest, core.graph("step"), core.path, level)
     return CpuReplay(program, threads=threads, kv_pages=kv_pages, huge_pages=huge_pages)
