@@ -286,4 +286,4 @@ def test_huge_pages_are_off_unless_asked_for() -> None:
     for arguments, wanted in (((), False), (("--huge-pages",), True), (("--no-huge-pages",), False)):
         assert runtime_settings(make_parser().parse_args(["chat", "c", *arguments])).huge_pages is wanted
     help_text = " ".join(flare("serve", "--help").stdout.split())
-    assert "on for weights up to 512 MiB" in help_text
+    assert "copy the weights into huge pages at load (default: no)" in help_text

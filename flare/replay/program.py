@@ -14,6 +14,7 @@ from flare.core.manifest import KernelLibrary, Manifest
 from flare.errors import CoreError
 from flare.replay.cpu import ISA_FLAGS, CpuArg, CpuNode, CpuProgram, CpuReplay, best_isa, load_library, machine_flags
 
+
 def open_replay(
     core: Core, *, threads: int, kv_pages: int, huge_pages: bool = False, isa: str | None = None
 ) -> CpuReplay:
