@@ -23,7 +23,7 @@ PROMPTS = (
     "Write a Python function that returns the n-th Fibonacci number and explain it.",
     "What are the main causes of the First World War?",
 )
-POSITIONS = 120
+POSITIONS = 152
 
 Truth = list[tuple[list[int], np.ndarray]]
 
