@@ -55,11 +55,11 @@ struct Heads {
     const uint8_t* x = (const uint8_t*)arg[0].pointer + (size_t)token * input_bytes<Fmt, K>();
     const int first = head * DH / kBlockRows, blocks = (int)blocks_of((head + 1) * DH) - first;
     const uint8_t* w = (const uint8_t*)arg[1].pointer + (size_t)first * Fmt::block_bytes(K);
-    constexpr int together = Fmt::quantized || (M > 2 && simd::kFloatBlocks == 1) ? 1 : 2;
+    constexpr int together = tile_blocks<Fmt, M>;
     int b = 0;
     for (; b + together <= blocks; b += together) some_blocks<M, together>(x, w, b, rows);
     if constexpr (together > 1) {
-      if (b < blocks) some_blocks<M, 1>(x, w, b, rows);
+      for (; b < blocks; ++b) some_blocks<M, 1>(x, w, b, rows);
     }
   }
 
@@ -68,7 +68,7 @@ struct Heads {
     const uint8_t* at[B];
     for (int b = 0; b < B; ++b) at[b] = w + (size_t)(first + b) * Fmt::block_bytes(K);
     Tile<M> tile[B];
-    product<Fmt, K, M, B>(at, x, tile);
+    product<Fmt, K, M, B>(at, B * Fmt::block_bytes(K), x, tile);
     for (int b = 0; b < B; ++b)
       for (int m = 0; m < M; ++m)
         simd::store(rows + m * width + (first + b) * kBlockRows, simd::load(tile[b].at[m]));

@@ -27,14 +27,14 @@ struct Linear {
   static void run(const Step& step, const Arg* arg, Scratch, int64_t begin, int64_t end) {
     const auto* x = (const uint8_t*)arg[0].pointer;
     const auto* w = (const uint8_t*)arg[1].pointer;
-    constexpr int wide = Fmt::quantized ? 1 : 2;            // two independent chains hide the latency of a float's
+    constexpr int wide = tile_blocks<Fmt, 1>;
     for_grid(Count::count(step), unit_tokens<Fmt>, blocks, begin, end,
              [&](int from, int to, int64_t first, int64_t stop) {
       int64_t block = first;
-      for (; block + wide <= stop; block += wide) columns<wide>(arg, x, w, from, to, block);
-      if constexpr (wide > 1) {
-        for (; block < stop; ++block) columns<1>(arg, x, w, from, to, block);
+      if (!Fmt::quantized || to - from <= 2) {
+        for (; block + wide <= stop; block += wide) columns<wide>(arg, x, w, from, to, block);
       }
+      for (; block < stop; ++block) columns<1>(arg, x, w, from, to, block);
     });
   }
 
@@ -44,12 +44,12 @@ struct Linear {
   static void columns(const Arg* arg, const uint8_t* x, const uint8_t* w, int from, int to, int64_t block) {
     for_tiles<Fmt>(from, to, [&](auto tokens, int first) {
       constexpr int M = tokens;
-      constexpr int together = B < simd::kFloatBlocks || M <= 2 ? B : simd::kFloatBlocks;
+      constexpr int together = B < tile_blocks<Fmt, M> ? B : tile_blocks<Fmt, M>;
       for (int b = 0; b < B; b += together) {
         const uint8_t* at[together];
         for (int i = 0; i < together; ++i) at[i] = w + (size_t)(block + b + i) * Fmt::block_bytes(K);
         Tile<M> tile[together];
-        product<Fmt, K, M, together>(at, x + (size_t)first * input_bytes<Fmt, K>(), tile);
+        product<Fmt, K, M, together>(at, B * Fmt::block_bytes(K), x + (size_t)first * input_bytes<Fmt, K>(), tile);
         for (int i = 0; i < together; ++i) finish<M>(arg, tile[i], first, (int)(block + b + i) * kBlockRows);
       }
     });

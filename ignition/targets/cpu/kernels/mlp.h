@@ -33,33 +33,47 @@ struct GateUp {
         for_tiles<FmtG>(from, to, [&](auto tokens, int token) {
           constexpr int M = tokens;
           Tile<M> hidden[span];
-          for (int b = 0; b < span; ++b)
-            hidden[b] = activate<M>(arg, x + (size_t)token * input_bytes<FmtG, K>(), part * span + b);
+          activate<M>(arg, x + (size_t)token * input_bytes<FmtG, K>(), part * span, hidden);
           finish<M>(arg, hidden, token, part);
         });
     });
   }
 
  private:
-  // silu(gate) * up of 16 columns.
+  // silu(gate) * up of the unit's columns, from row block `first` on.
   template <int M>
-  static FLARE_INLINE Tile<M> activate(const Arg* arg, const uint8_t* x, int64_t block) {
-    const uint8_t* gate_block = (const uint8_t*)arg[1].pointer + (size_t)block * FmtG::block_bytes(K);
-    const uint8_t* up_block = (const uint8_t*)arg[2].pointer + (size_t)block * FmtU::block_bytes(K);
-    Tile<M> both[2];
-    if constexpr (!FmtG::quantized && std::is_same_v<FmtG, FmtU> && (simd::kFloatBlocks == 2 || M <= 2)) {
-      const uint8_t* blocks[2] = {gate_block, up_block};
-      product<FmtG, K, M, 2>(blocks, x, both);
+  static FLARE_INLINE void activate(const Arg* arg, const uint8_t* x, int64_t first, Tile<M> (&hidden)[span]) {
+    constexpr size_t gate_bytes = FmtG::block_bytes(K), up_bytes = FmtU::block_bytes(K);
+    const uint8_t* gate = (const uint8_t*)arg[1].pointer + (size_t)first * gate_bytes;
+    const uint8_t* up = (const uint8_t*)arg[2].pointer + (size_t)first * up_bytes;
+    if constexpr (std::is_same_v<FmtG, FmtU> && tile_blocks<FmtG, M> >= 2) {
+      constexpr int pairs = tile_blocks<FmtG, M> >= 2 * span ? span : 1;
+      for (int b = 0; b < span; b += pairs) {
+        const uint8_t* blocks[2 * pairs];
+        for (int i = 0; i < pairs; ++i) {
+          blocks[i] = gate + (b + i) * gate_bytes;
+          blocks[pairs + i] = up + (b + i) * up_bytes;
+        }
+        Tile<M> both[2 * pairs];
+        product<FmtG, K, M, 2 * pairs>(blocks, pairs * gate_bytes, x, both);
+        for (int i = 0; i < pairs; ++i) multiply(both[i], both[pairs + i], hidden[b + i]);
+      }
     } else {
-      const uint8_t* one[1] = {gate_block};
-      const uint8_t* other[1] = {up_block};
-      product<FmtG, K, M, 1>(one, x, (Tile<M>(&)[1])both[0]);
-      product<FmtU, K, M, 1>(other, x, (Tile<M>(&)[1])both[1]);
+      for (int b = 0; b < span; ++b) {
+        const uint8_t* one[1] = {gate + b * gate_bytes};
+        const uint8_t* other[1] = {up + b * up_bytes};
+        Tile<M> both[2];
+        product<FmtG, K, M, 1>(one, gate_bytes, x, (Tile<M>(&)[1])both[0]);
+        product<FmtU, K, M, 1>(other, up_bytes, x, (Tile<M>(&)[1])both[1]);
+        multiply(both[0], both[1], hidden[b]);
+      }
     }
-    Tile<M> hidden;
+  }
+
+  template <int M>
+  static FLARE_INLINE void multiply(const Tile<M>& gate, const Tile<M>& up, Tile<M>& hidden) {
     for (int m = 0; m < M; ++m)
-      simd::store(hidden.at[m], simd::silu(simd::load(both[0].at[m])) * simd::load(both[1].at[m]));
-    return hidden;
+      simd::store(hidden.at[m], simd::silu(simd::load(gate.at[m])) * simd::load(up.at[m]));
   }
 
   template <int M>

@@ -22,6 +22,11 @@ constexpr int tile_tokens = Fmt::quantized ? simd::kDotTokens : simd::kFloatToke
 template <class Fmt>
 constexpr int unit_tokens = (32 + tile_tokens<Fmt> - 1) / tile_tokens<Fmt> * tile_tokens<Fmt>;
 
+// Row blocks that are walked through together. With few tokens the memory's rate is the limit, and a core gets more of it
+// from several places at once than from one; with many tokens the registers are better spent on tokens.
+template <class Fmt, int M>
+constexpr int tile_blocks = Fmt::quantized ? (M <= 2 ? 4 : 1) : (M <= 2 ? 2 : simd::kFloatBlocks);
+
 // How far ahead weights are fetched: about the memory's delay times a core's share of its rate.
 constexpr size_t kPrefetchBytes = 3072;
 
@@ -30,57 +35,72 @@ struct alignas(64) Tile {
   float at[M][kBlockRows];
 };
 
-// out[b].at[m][r] = sum over k of weight(block b, row r, k) * x[m][k], for B blocks and M tokens.
+// out[b].at[m][r] = sum over k of weight(block b, row r, k) * x[m][k], for B blocks and M tokens. `next` is the distance
+// in bytes from a block to the one that will be read in its place next; it only steers what is fetched ahead.
 template <class Fmt, int K, int M, int B>
-__attribute__((noinline)) void product(const uint8_t* const (&block)[B], const uint8_t* x, Tile<M> (&out)[B]) {
+__attribute__((noinline)) void product(const uint8_t* const (&block)[B], size_t next, const uint8_t* x,
+                                       Tile<M> (&out)[B]) {
   using namespace simd;
   if constexpr (Fmt::quantized) {
-    static_assert(B == 1);
     using Row = QuantRow<K>;
     constexpr int groups = K / kGroup;
     constexpr size_t group_bytes = std::is_same_v<Fmt, Q8> ? 512 : 256;
-    const auto* scales = (const uint16_t*)block[0];
-    const uint8_t* w = block[0] + Fmt::weights_at(K);
-    Floats total[M];
-#pragma GCC unroll 16
-    for (int m = 0; m < M; ++m) total[m] = splat(0.0f);
-    for (int g = 0; g < groups; ++g, w += group_bytes) {
-      for (size_t line = 0; line < group_bytes; line += 64) prefetch(w + kPrefetchBytes + line);
-      Ints dots[M];
-#pragma GCC unroll 16
-      for (int m = 0; m < M; ++m)
-        dots[m] = std::is_same_v<Fmt, Q8> ? start_offset(Row::correction(x + m * Row::bytes, g)) : splat(int32_t{0});
-      if constexpr (std::is_same_v<Fmt, Q8>) {
-#pragma GCC unroll 8
-        for (int i = 0; i < 8; ++i) {
-          const Ints four = load_ints(w + i * 64);
-#pragma GCC unroll 16
-          for (int m = 0; m < M; ++m) dots[m] = dot_offset(dots[m], four, Row::quad(x + m * Row::bytes, g, i));
-        }
-      } else {
+    constexpr size_t share = Fmt::block_bytes(K) / groups;  // of a group, with its scales
+    Floats total[B][M];
 #pragma GCC unroll 4
-        for (int i = 0; i < 4; ++i) {
-          const Ints eight = load_ints(w + i * 64), low = low_nibbles(eight), high = high_nibbles(eight);
+    for (int b = 0; b < B; ++b) {
 #pragma GCC unroll 16
-          for (int m = 0; m < M; ++m) dots[m] = dot_nibbles(dots[m], low, Row::quad(x + m * Row::bytes, g, 2 * i));
+      for (int m = 0; m < M; ++m) total[b][m] = splat(0.0f);
+    }
+    for (int g = 0; g < groups; ++g) {
+      size_t ahead = g * share + kPrefetchBytes;
+      ahead += ahead / Fmt::block_bytes(K) * (next - Fmt::block_bytes(K));
+#pragma GCC unroll 4
+      for (int b = 0; b < B; ++b) {
+        for (size_t line = 0; line < share; line += 64) prefetch(block[b] + ahead + line);
+        const auto* scales = (const uint16_t*)block[b];
+        const uint8_t* w = block[b] + Fmt::weights_at(K) + g * group_bytes;
+        Ints dots[M];
 #pragma GCC unroll 16
-          for (int m = 0; m < M; ++m) dots[m] = dot_nibbles(dots[m], high, Row::quad(x + m * Row::bytes, g, 2 * i + 1));
+        for (int m = 0; m < M; ++m)
+          dots[m] = std::is_same_v<Fmt, Q8> ? start_offset(Row::correction(x + m * Row::bytes, g)) : splat(int32_t{0});
+        if constexpr (std::is_same_v<Fmt, Q8>) {
+#pragma GCC unroll 8
+          for (int i = 0; i < 8; ++i) {
+            const Ints four = load_ints(w + i * 64);
+#pragma GCC unroll 16
+            for (int m = 0; m < M; ++m) dots[m] = dot_offset(dots[m], four, Row::quad(x + m * Row::bytes, g, i));
+          }
+        } else {
+#pragma GCC unroll 4
+          for (int i = 0; i < 4; ++i) {
+            const Ints eight = load_ints(w + i * 64), low = low_nibbles(eight), high = high_nibbles(eight);
+#pragma GCC unroll 16
+            for (int m = 0; m < M; ++m) dots[m] = dot_nibbles(dots[m], low, Row::quad(x + m * Row::bytes, g, 2 * i));
+#pragma GCC unroll 16
+            for (int m = 0; m < M; ++m)
+              dots[m] = dot_nibbles(dots[m], high, Row::quad(x + m * Row::bytes, g, 2 * i + 1));
+          }
+#pragma GCC unroll 16
+          for (int m = 0; m < M; ++m) dots[m] = end_nibbles(dots[m]);
         }
+        const Floats scale = load_f16(scales + g * kBlockRows);
 #pragma GCC unroll 16
-        for (int m = 0; m < M; ++m) dots[m] = end_nibbles(dots[m]);
-      }
-      const Floats scale = load_f16(scales + g * kBlockRows);
+        for (int m = 0; m < M; ++m)
+          total[b][m] = fma(to_floats(dots[m]), scale * splat(Row::scale(x + m * Row::bytes, g)), total[b][m]);
+        if constexpr (std::is_same_v<Fmt, Q4>) {
+          const Floats least = load_f16(scales + (groups + g) * kBlockRows);
 #pragma GCC unroll 16
-      for (int m = 0; m < M; ++m)
-        total[m] = fma(to_floats(dots[m]), scale * splat(Row::scale(x + m * Row::bytes, g)), total[m]);
-      if constexpr (std::is_same_v<Fmt, Q4>) {
-        const Floats least = load_f16(scales + (groups + g) * kBlockRows);
-#pragma GCC unroll 16
-        for (int m = 0; m < M; ++m) total[m] = fma(least, splat(Row::sum(x + m * Row::bytes, g)), total[m]);
+          for (int m = 0; m < M; ++m)
+            total[b][m] = fma(least, splat(Row::sum(x + m * Row::bytes, g)), total[b][m]);
+        }
       }
     }
+#pragma GCC unroll 4
+    for (int b = 0; b < B; ++b) {
 #pragma GCC unroll 16
-    for (int m = 0; m < M; ++m) store(out[0].at[m], total[m]);
+      for (int m = 0; m < M; ++m) store(out[b].at[m], total[b][m]);
+    }
   } else {
     using Element = typename Fmt::Element;
     const auto* rows = (const float*)x;
