@@ -113,6 +113,7 @@ class Pool {
  private:
   static constexpr int32_t kPauses = 400;                  // spinning: 5 to 20 us
   static constexpr int64_t kBetweenNanoseconds = 150'000;  // spinning after the last phase
+  static constexpr int64_t kWithinNanoseconds = 350'000;   // spinning within a phase, on a processor of one's own
   static constexpr int64_t kIdleNanoseconds = 400'000;     // yielding before sleep, after the last phase
   static constexpr int64_t kStuckNanoseconds = 50'000;     // yielding before sleep, within a phase
   static constexpr int64_t kPoliteNanoseconds = 1'000'000;  // below the scheduler's usual slices
@@ -175,7 +176,7 @@ class Pool {
         }
       } else {
         if (self != 0 && stopping_.load(std::memory_order_acquire)) return;
-        if (wait(event)) {
+        if (wait(self, event)) {
           turn = now();
           spread(self);
         }
@@ -271,11 +272,21 @@ class Pool {
       syscall(SYS_futex, &event_, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
   }
 
+  // True if another thread of the pool last found itself where this one did.
+  bool shares_processor(int32_t self) const {
+    const int32_t here = workers_[self].processor.load(std::memory_order_relaxed);
+    for (int32_t i = 0; i < threads_; ++i)
+      if (i != self && workers_[i].processor.load(std::memory_order_relaxed) == here) return true;
+    return false;
+  }
+
   // Returns after an announcement later than `seen`, or for no reason. True if it offered the core to others.
-  bool wait(uint32_t seen) {
-    // Between two calls of run() it pays to stay awake, first without offering the core: beside a busy program that would
-    // cost its whole time slice, and the next call comes after the caller has looked at the results.
+  bool wait(int32_t self, uint32_t seen) {
+    // It pays to stay awake without offering the core: beside a busy program that would cost a whole time slice, while the
+    // next phase comes in microseconds and the next call after the caller has looked at the results. But a thread of the
+    // pool that is kept off this processor may be the one that is waited for.
     const int64_t begun = now();
+    const int64_t within = shares_processor(self) ? 0 : kWithinNanoseconds;
     bool between;
     do {
       for (int32_t i = 0; i < kPauses; ++i) {
@@ -283,7 +294,7 @@ class Pool {
         pause();
       }
       between = returned_.load(std::memory_order_relaxed) == seen;
-    } while (between && now() - begun < kBetweenNanoseconds);
+    } while (now() - begun < (between ? kBetweenNanoseconds : within));
     for (;;) {
       sched_yield();
       if (event_.load(std::memory_order_acquire) != seen) return true;
