@@ -27,6 +27,9 @@ from ignition.plan import Span
 
 ALIGNMENT = 64
 PAGE = 4096
+# File systems that can keep a file in huge pages do so for what is written in whole ones. A process that maps the core
+# soon afterwards then reads its weights through a thousandth of the page table's entries.
+WRITE_BYTES = 8 << 20
 
 
 def lay_out_weights(sizes: Mapping[str, int]) -> tuple[dict[str, Span], bytes]:
@@ -117,9 +120,9 @@ class CoreWriter:
                 path.parent.chmod(0o755)
             stream = open(path, "xb", buffering=0)
         with stream:
-            for piece in pieces:  # making a piece may fail for its own reasons, which are not the output's
+            for block in in_blocks(pieces):  # making a piece may fail for its own reasons, which are not the output's
                 with self._writing():
-                    rest = memoryview(piece)
+                    rest = memoryview(block)
                     while rest:
                         rest = rest[stream.write(rest) :]
             with self._writing():
@@ -166,6 +169,22 @@ class CoreWriter:
                     shutil.rmtree(leftover, ignore_errors=True)
                 finally:
                     os.close(descriptor)
+
+
+def in_blocks(pieces: Iterable[bytes], size: int = WRITE_BYTES) -> Iterator[bytes | bytearray]:
+    """The same bytes in blocks of `size`, the last one shorter."""
+    block = bytearray()
+    for piece in pieces:
+        view = memoryview(piece)
+        while view:
+            taken = view[: size - len(block)]
+            block += taken
+            view = view[len(taken) :]
+            if len(block) == size:
+                yield block
+                block = bytearray()
+    if block:
+        yield block
 
 
 def any_entry(path: Path) -> bool:
