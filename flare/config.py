@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from flare.errors import InputError
 
@@ -34,7 +35,10 @@ class MemorySize:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuntimeSettings:
-    """How a core is loaded: `threads` counts kernel threads, `max_tokens` caps the tokens of one answer."""
+    """How a core is loaded: `threads` counts kernel threads, `max_tokens` caps the tokens of one answer.
+
+    `strict_tools`: a function schema with `strict: true` is refused, or taken as one without.
+    """
 
     core: str
     threads: int
@@ -43,6 +47,7 @@ class RuntimeSettings:
     verify: bool = False
     aliases: tuple[str, ...] = ()
     max_tokens: int | None = None
+    strict_tools: Literal["refuse", "relax"] = "refuse"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,47 +1,97 @@
 """The neutral request and the neutral events: what every endpoint decodes into and encodes from.
 
 A decoder fills `GenerationRequest` with what the client said, and None for what it left to the model. It holds nothing
-of the endpoint's JSON. The answer comes back as `Text`, `Finished` and `Failed`, in order for each choice.
+of the endpoint's JSON. The answer comes back as `Text`, `Reasoning`, `Called`, `Finished` and `Failed`, in order for
+each choice.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
 from flare.errors import RequestError
 
-Role = Literal["system", "developer", "user", "assistant"]
+Role = Literal["system", "developer", "user", "assistant", "tool"]
 Cause = Literal["stop_token", "stop_sequence", "max_tokens", "context_full", "cancelled"]
 
 
+class ToolCall(msgspec.Struct, frozen=True):
+    """A call that the model made. `arguments` is the text of a JSON object; of a `custom` tool, its input as is."""
+
+    id: str
+    name: str
+    arguments: str
+    namespace: str | None = None
+    custom: bool = False
+
+
 class Message(msgspec.Struct, frozen=True):
-    """One message of a conversation; several text parts are already joined with blank lines."""
+    """One message of a conversation; several text parts are already joined with blank lines.
+
+    `calls` are an assistant's. A message of role tool is the result of the call `call_id`; `name` is the called tool's
+    where the client says it.
+    """
 
     role: Role
     text: str
     reasoning: str | None = None
+    calls: tuple[ToolCall, ...] = ()
+    call_id: str | None = None
+    name: str | None = None
+
+
+class Tool(msgspec.Struct, frozen=True):
+    """A function that the client offers; `parameters` is its JSON Schema. A `custom` tool takes one text instead."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    namespace: str | None = None
+    custom: bool = False
+
+
+class Tools(msgspec.Struct, frozen=True):
+    """The tools of a request. `choice` "named" goes with the one tool `name`; `parallel` allows several calls."""
+
+    offered: tuple[Tool, ...] = ()
+    choice: Literal["auto", "none", "required", "named"] = "auto"
+    name: str | None = None
+    namespace: str | None = None
+    parallel: bool = True
 
 
 class Thinking(msgspec.Struct, frozen=True):
     """What the client asked of the thinking controls, None where it said nothing.
 
-    `level_field` and `switch_field` are the request fields that said so, for error texts.
+    `level_field` and `switch_field` are the request fields that said so, for error texts. `nearest`: a level that the
+    template lacks is mapped to the nearest one that it has, instead of being refused.
     """
 
     level: str | None = None
     level_field: str = "reasoning_effort"
     switch: bool | None = None
     switch_field: str = "enable_thinking"
+    nearest: bool = False
+
+
+class Boundary(msgspec.Struct, frozen=True):
+    """A place that the client expects to be a prefix of later requests: `characters` into the text of a message."""
+
+    message: int
+    characters: int
 
 
 class Conversation(msgspec.Struct, frozen=True):
-    """A prompt that the chat template renders."""
+    """A prompt that the chat template renders. `continue_final`: its last message is to be continued, not answered."""
 
     messages: list[Message]
     thinking: Thinking = Thinking()
     add_generation_prompt: bool = True
+    continue_final: bool = False
+    tools: Tools = Tools()
+    boundaries: tuple[Boundary, ...] = ()
 
 
 class RawPrompt(msgspec.Struct, frozen=True):
@@ -67,7 +117,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that generation needs to know.
 
     Choices are numbered prompt by prompt: choice = prompt index * n + index. `max_tokens` counts generated tokens;
-    `max_tokens_field` and `prompt_field` are the client's names for them, for error texts.
+    `max_tokens_field`, `stop_field` and `prompt_field` are the client's names for them, for error texts. `observe` asks
+    for `Observed` events.
     """
 
     prompts: list[Conversation] | list[RawPrompt]
@@ -77,18 +128,46 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens: int | None = None
     max_tokens_field: str = "max_tokens"
     stop: tuple[str, ...] = ()
+    stop_field: str = "stop"
     stop_token_ids: frozenset[int] = frozenset()
     ignore_eos: bool = False
+    observe: bool = False
+
+
+class Observed(msgspec.Struct, frozen=True, gc=False):
+    """Token ids that the next events of the choice make visible, and when they came, on the monotonic clock."""
+
+    choice: int
+    ids: list[int]
+    at: float
 
 
 class Text(msgspec.Struct, frozen=True, gc=False):
-    """`tokens` more tokens of a choice, and the text that they made visible (may be empty).
+    """`tokens` more tokens of a choice, and the answer text that they made visible (may be empty).
 
     `cached_tokens` is how many tokens of the choice's prompt came from a cache.
     """
 
     choice: int
     text: str
+    tokens: int
+    cached_tokens: int
+
+
+class Reasoning(msgspec.Struct, frozen=True, gc=False):
+    """As `Text`, of the model's reasoning."""
+
+    choice: int
+    text: str
+    tokens: int
+    cached_tokens: int
+
+
+class Called(msgspec.Struct, frozen=True):
+    """`tokens` more tokens of a choice, and the call that they completed."""
+
+    choice: int
+    call: ToolCall
     tokens: int
     cached_tokens: int
 
@@ -107,9 +186,11 @@ class Timings(msgspec.Struct, frozen=True, gc=False):
 
 
 class Finished(msgspec.Struct, frozen=True):
-    """The end of a choice. `text` is what was still held back; `completion_tokens` counts all of the choice's tokens.
+    """The end of a choice. `text` is answer text that was still held back; `completion_tokens` counts all tokens of the
+    choice, `reasoning_tokens` those of them that are reasoning.
 
-    `tokens` are those not yet reported by a `Text` event, `stop` is the stop string that matched, if one did.
+    `tokens` are those that no event before has reported, `stop` is the stop string that matched, if one did. `called`:
+    calls complete the answer, and neither a limit nor the user's stop ended it.
     """
 
     choice: int
@@ -121,6 +202,8 @@ class Finished(msgspec.Struct, frozen=True):
     cached_tokens: int
     completion_tokens: int
     timings: Timings
+    reasoning_tokens: int = 0
+    called: bool = False
 
 
 class Failed(msgspec.Struct, frozen=True):
@@ -129,4 +212,4 @@ class Failed(msgspec.Struct, frozen=True):
     error: RequestError
 
 
-Event = Text | Finished | Failed
+Event = Observed | Text | Reasoning | Called | Finished | Failed

@@ -7,17 +7,24 @@ main thread); only `Engine.submit` and `Engine.cancel` cross threads.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol
 
-from flare.conversation import Cause, Event, Failed, Finished, Text, Timings
+from flare.conversation import Called, Cause, Event, Failed, Finished, Observed, Reasoning, Text, Timings
 from flare.errors import RequestError
+from flare.output import Output, OutputError, Piece
 
 if TYPE_CHECKING:
     from flare.engine import Delivery, Engine
 
 Listener = Callable[[Event], None]
+
+NATURAL = ("stop_token", "stop_sequence")
+"""Causes by which an answer is complete; the others cut it."""
+
+NO_TOKEN = -1
+"""Stands for the token of text that the decoder held back to the end."""
 
 _log = logging.getLogger("flare.generation")
 
@@ -41,19 +48,49 @@ class Stops(Protocol):
 class Choice:
     """One choice of an answer, fed by one engine request.
 
-    `completion_tokens` counts every token up to the one that ended the choice, that one included.
+    `completion_tokens` counts every token up to the one that ended the choice, that one included. `output` is None where
+    all text is answer. `user_stops` are stop tokens that the client asked for, the model's own left out.
     """
 
-    __slots__ = ("answer", "completion_tokens", "decoder", "ended", "index", "request", "stops")
+    __slots__ = (
+        "_ids",
+        "_unreported",
+        "answer",
+        "calls",
+        "completion_tokens",
+        "decoder",
+        "ended",
+        "index",
+        "output",
+        "reasoning_tokens",
+        "request",
+        "stops",
+        "user_stops",
+    )
 
-    def __init__(self, answer: Answer, index: int, request: Any, decoder: Decoder, stops: Stops | None) -> None:
+    def __init__(
+        self,
+        answer: Answer,
+        index: int,
+        request: Any,
+        decoder: Decoder,
+        stops: Stops | None,
+        output: Output | None,
+        user_stops: frozenset[int],
+    ) -> None:
         self.answer = answer
         self.index = index
         self.request = request
         self.decoder = decoder
         self.stops = stops
+        self.output = output
+        self.user_stops = user_stops
         self.completion_tokens = 0
+        self.reasoning_tokens = 0
+        self.calls = 0
         self.ended = False
+        self._unreported = 0
+        self._ids: list[int] = []
 
     def receive(self, delivery: Delivery) -> None:
         """Takes what one step brought for this choice's engine request."""
@@ -62,6 +99,16 @@ class Choice:
         if delivery.error is not None:
             self.answer.fail(RequestError(delivery.error, status=500, type="server_error"))
             return
+        try:
+            if self.output is None and not self.answer.observe:
+                self._receive_text(delivery)
+            else:
+                self._receive_pieces(delivery)
+        except OutputError as error:
+            self.answer.fail(RequestError(str(error), status=500, type="server_error", code="invalid_output"))
+
+    def _receive_text(self, delivery: Delivery) -> None:
+        """The short way: no output syntax, nothing observed, one event a step."""
         push, stops = self.decoder.push, self.stops
         text, tokens = "", 0
         for token in delivery.tokens:
@@ -70,25 +117,106 @@ class Choice:
             if stops is not None:
                 piece, matched = stops.push(piece)
                 if matched is not None:
-                    self.answer.stop_engine(self)
-                    self._finish(text + piece, tokens, "stop_sequence", matched)
+                    self._unreported = tokens
+                    self._stop(text + piece, matched)
                     return
             text += piece
         if delivery.finished is None:
             self.completion_tokens += tokens
             self.answer.listener(Text(self.index, text, tokens, self.request.cached_tokens))
             return
-        if delivery.stop_token is not None:
-            tokens += 1  # counted, never shown
+        self._unreported = tokens
+        self._take_stop_token(delivery)
         piece, matched = self.decoder.flush(), None
         if stops is not None:
             piece, matched = stops.push(piece)
             if matched is None:
                 piece += stops.flush()
-        cause: Cause = delivery.finished.value if matched is None else "stop_sequence"
-        self._finish(text + piece, tokens, cause, matched)
+        self._end(delivery, text + piece, matched)
 
-    def _finish(self, text: str, tokens: int, cause: Cause, matched: str | None) -> None:
+    def _receive_pieces(self, delivery: Delivery) -> None:
+        """The way through the output machine: an event a piece."""
+        for token in delivery.tokens:
+            self._unreported += 1
+            if self.answer.observe:
+                self._ids.append(token)
+            if self._pass_on(self._pieces(token, self.decoder.push(token))):
+                return
+        if delivery.finished is None:
+            if self._unreported:
+                self._emit(Text, "")
+            return
+        self._take_stop_token(delivery)
+        if self._pass_on(self._pieces(NO_TOKEN, self.decoder.flush())):
+            return
+        if self.output is not None:
+            natural = delivery.finished.value in NATURAL
+            if self._pass_on(self.output.end(natural=natural)):
+                return
+        self._end(delivery, "" if self.stops is None else self.stops.flush(), None)
+
+    def _pieces(self, token: int, text: str) -> Sequence[Piece]:
+        if self.output is not None:
+            return self.output.push(token, text)
+        return (Piece("text", text),) if text else ()
+
+    def _pass_on(self, pieces: Sequence[Piece]) -> bool:
+        """Makes events of pieces; returns whether a stop string ended the choice. Stops act on answer text alone."""
+        stops = self.stops
+        for piece in pieces:
+            if piece.kind == "text":
+                text, matched = piece.text, None
+                if stops is not None:
+                    text, matched = stops.push(text)
+                if matched is not None:
+                    if self.output is not None:
+                        self.output.end(natural=True)  # for its complaints; what it held back comes after the stop
+                    self._stop(text, matched)
+                    return True
+                if text:
+                    self._emit(Text, text)
+                continue
+            if stops is not None and (held := stops.flush()):
+                self._emit(Text, held)
+            if piece.kind == "reasoning":
+                self.reasoning_tokens += self._unreported
+                self._emit(Reasoning, piece.text)
+            else:
+                assert piece.call is not None
+                self.calls += 1
+                self._emit(Called, piece.call)
+        return False
+
+    def _emit(self, kind: Any, content: Any) -> None:
+        tokens, self._unreported = self._unreported, 0
+        self.completion_tokens += tokens
+        self._observe()
+        self.answer.listener(kind(self.index, content, tokens, self.request.cached_tokens))
+
+    def _observe(self) -> None:
+        if self._ids:
+            ids, self._ids = self._ids, []
+            self.answer.listener(Observed(self.index, ids, monotonic()))
+
+    def _stop(self, text: str, matched: str) -> None:
+        self.answer.stop_engine(self)
+        self._finish(text, "stop_sequence", matched, by_user=True)
+
+    def _take_stop_token(self, delivery: Delivery) -> None:
+        """Counts the token that ended the reply; it is never shown."""
+        if delivery.stop_token is not None:
+            self._unreported += 1
+            if self.answer.observe:
+                self._ids.append(delivery.stop_token)
+
+    def _end(self, delivery: Delivery, text: str, matched: str | None) -> None:
+        assert delivery.finished is not None
+        cause: Cause = delivery.finished.value if matched is None else "stop_sequence"
+        self._finish(text, cause, matched, by_user=matched is not None or delivery.stop_token in self.user_stops)
+
+    def _finish(self, text: str, cause: Cause, matched: str | None, *, by_user: bool) -> None:
+        self._observe()
+        tokens, self._unreported = self._unreported, 0
         self.completion_tokens += tokens
         request, first = self.request, self.request.first_token_at
         timings = Timings()
@@ -106,6 +234,8 @@ class Choice:
             cached_tokens=request.cached_tokens,
             completion_tokens=self.completion_tokens,
             timings=timings,
+            reasoning_tokens=self.reasoning_tokens,
+            called=self.calls > 0 and cause in NATURAL and not by_user,
         )
         self.answer.finished(event)
         self.ended = True  # not before: an answer whose listener raised is still there to be failed
@@ -114,22 +244,39 @@ class Choice:
 class Answer:
     """All choices of one request, and where their events go.
 
-    `arrived_at` is on the monotonic clock. After the last choice's `Finished`, after `Failed` and after `cancel` the
-    listener hears nothing more. `close` is called instead of a `Failed` that the listener could not take: it ends what
-    the client waits for without a word.
+    `arrived_at` is on the monotonic clock. `observe`: the listener wants `Observed` events too. After the last choice's
+    `Finished`, after `Failed` and after `cancel` the listener hears nothing more. `close` is called instead of a
+    `Failed` that the listener could not take: it ends what the client waits for without a word.
     """
 
-    def __init__(self, engine: Engine, listener: Listener, arrived_at: float, close: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        listener: Listener,
+        arrived_at: float,
+        close: Callable[[], None],
+        *,
+        observe: bool = False,
+    ) -> None:
         self.engine = engine
         self.listener = listener
         self.arrived_at = arrived_at
         self.close = close
+        self.observe = observe
         self.choices: list[Choice] = []
         self.open_choices = 0
         self.ended = False
 
-    def add(self, index: int, request: Any, decoder: Decoder, stops: Stops | None) -> Choice:
-        choice = Choice(self, index, request, decoder, stops)
+    def add(
+        self,
+        index: int,
+        request: Any,
+        decoder: Decoder,
+        stops: Stops | None,
+        output: Output | None = None,
+        user_stops: frozenset[int] = frozenset(),
+    ) -> Choice:
+        choice = Choice(self, index, request, decoder, stops, output, user_stops)
         self.choices.append(choice)
         self.open_choices += 1
         return choice

@@ -1,35 +1,120 @@
-"""From a neutral conversation to the messages that the chat template renders: where system text may stand."""
+"""From a neutral conversation to what the chat template renders: where system text may stand, results, tools."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-from flare.conversation import Message
+import msgspec
+
+from flare.conversation import Message, ToolCall, Tools
+
+CUSTOM_PARAMETERS: dict[str, Any] = {
+    "type": "object",
+    "properties": {"input": {"type": "string"}},
+    "required": ["input"],
+}
+"""How a custom tool, which takes one text, is shown to the model."""
+
+NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
 
 
-def template_messages(messages: Sequence[Message], *, inline_system: bool) -> list[dict[str, str]]:
+def template_messages(
+    messages: Sequence[Message], *, inline_system: bool, arguments: str = "mapping"
+) -> list[dict[str, Any]]:
     """Returns the messages as the template's plain dictionaries.
 
     With a developer message present, all system and developer texts become one leading system message whose sections
     keep their role as a tag, in request order. Otherwise a system message after the first position stays where it is if
-    the template has `inline_system`, and else becomes a user message with its text in <system> tags.
+    the template has `inline_system`, and else becomes a user message with its text in <system> tags. Empty system
+    messages are left out. `arguments` is the form of a call's arguments: "mapping" or "string" (JSON).
     """
+    messages = [m for m in in_call_order(messages) if m.text or m.role not in ("system", "developer")]
     if any(message.role == "developer" for message in messages):
         sections = [m for m in messages if m.role in ("system", "developer")]
         leading = "\n\n".join(f"<{m.role}>\n{m.text}\n</{m.role}>" for m in sections)
-        rest = [_plain(m) for m in messages if m.role not in ("system", "developer")]
+        rest = [_plain(m, arguments) for m in messages if m.role not in ("system", "developer")]
         return [{"role": "system", "content": leading}, *rest]
-    rendered = []
+    rendered: list[dict[str, Any]] = []
     for position, message in enumerate(messages):
         if message.role == "system" and position and not inline_system:
             rendered.append({"role": "user", "content": f"<system>\n{message.text}\n</system>"})
         else:
-            rendered.append(_plain(message))
+            rendered.append(_plain(message, arguments))
     return rendered
 
 
-def _plain(message: Message) -> dict[str, str]:
-    plain = {"role": message.role, "content": message.text}
+def template_tools(tools: Tools) -> list[dict[str, Any]] | None:
+    """Returns what the template shows of the tools: all of them, only the selected one, or none."""
+    if tools.choice == "none" or not tools.offered:
+        return None
+    shown = tools.offered
+    if tools.choice == "named":
+        shown = tuple(tool for tool in shown if (tool.namespace, tool.name) == (tools.namespace, tools.name))
+    return [
+        {
+            "type": "function",
+            "function": {
+                "name": qualified(tool.namespace, tool.name),
+                "description": tool.description or "",
+                "parameters": CUSTOM_PARAMETERS if tool.custom else tool.parameters or NO_PARAMETERS,
+            },
+        }
+        for tool in shown
+    ]
+
+
+def qualified(namespace: str | None, name: str) -> str:
+    """Returns the name by which the model knows a tool."""
+    return name if namespace is None else f"{namespace}__{name}"
+
+
+def in_call_order(messages: Sequence[Message]) -> list[Message]:
+    """Returns the messages with the results of parallel calls in the order of the calls.
+
+    Only where their ids are unique and are exactly those of the assistant message before; what stands between two
+    results stays where it is, and no result moves across another assistant message.
+    """
+    ordered = list(messages)
+    for index, message in enumerate(messages):
+        if not message.calls:
+            continue
+        end = next((i for i in range(index + 1, len(messages)) if messages[i].role == "assistant"), len(messages))
+        places = [i for i in range(index + 1, end) if messages[i].role == "tool"]
+        results = {messages[i].call_id: messages[i] for i in places}
+        ids = [call.id for call in message.calls]
+        if len(results) == len(places) == len(set(ids)) == len(ids) and results.keys() == set(ids):
+            for place, id in zip(places, ids, strict=True):
+                ordered[place] = results[id]
+    return ordered
+
+
+def _plain(message: Message, arguments: str) -> dict[str, Any]:
+    plain: dict[str, Any] = {"role": message.role, "content": message.text}
     if message.reasoning is not None:
         plain["reasoning_content"] = message.reasoning
+    if message.calls:
+        plain["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {
+                    "name": qualified(call.namespace, call.name),
+                    "arguments": _arguments(call, arguments),
+                },
+            }
+            for call in message.calls
+        ]
+    if message.role == "tool":
+        plain["tool_call_id"] = message.call_id
+        if message.name is not None:
+            plain["name"] = message.name
     return plain
+
+
+def _arguments(call: ToolCall, form: str) -> Any:
+    """Returns the arguments in the form that the template takes: a mapping, or its JSON text."""
+    if call.custom:
+        value = {"input": call.arguments}
+        return value if form == "mapping" else msgspec.json.encode(value).decode()
+    return msgspec.json.decode(call.arguments) if form == "mapping" else call.arguments

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING, Any
@@ -19,11 +19,11 @@ from flare.config import RuntimeSettings
 from flare.conversation import Conversation, Finished, GenerationRequest, RawPrompt, Timings
 from flare.errors import CoreError, RequestError
 from flare.generation import Answer, Listener
-from flare.prompting import template_messages
+from flare.prompting import template_messages, template_tools
 from flare.report import Laps
 from flare.served import ServedModel
 from flare.tables import check_defaults, check_facts, checked_ranges
-from flare.thinking import NO_THINKING, template_variables
+from flare.thinking import NO_THINKING, opens_reasoning, template_variables
 
 if TYPE_CHECKING:
     from flare.core.directory import Core
@@ -39,13 +39,17 @@ _log = logging.getLogger("flare.runtime")
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A request in tokens. `prompts` has one entry a prompt; every one of its n choices shares the list."""
+    """A request in tokens. `prompts` has one entry a prompt; every one of its n choices shares the list.
+
+    `opens_reasoning`: the conversation's prompt ends within reasoning.
+    """
 
     request: GenerationRequest
     prompts: list[list[int]]
     limits: list[int | None]
     sampling: Any
     stop_tokens: frozenset[int]
+    opens_reasoning: bool = False
 
     @property
     def prompt_tokens(self) -> int:
@@ -150,11 +154,18 @@ class Runtime:
             if limit != 0:
                 model.check_room(len(prompt), request.prompt_field)
         stop_tokens = request.stop_token_ids if request.ignore_eos else request.stop_token_ids | model.eos
-        return Prepared(request, prompts, limits, SamplingParams(**values, seed=seed), stop_tokens)
+        first = request.prompts[0]
+        within = (
+            isinstance(first, Conversation)
+            and first.add_generation_prompt
+            and not first.continue_final
+            and opens_reasoning(first.thinking, model.thinking)
+        )
+        return Prepared(request, prompts, limits, SamplingParams(**values, seed=seed), stop_tokens, within)
 
     def _tokens(self, prompt: Conversation | RawPrompt, field: str) -> list[int]:
         if isinstance(prompt, Conversation):
-            return self._render(prompt)
+            return self._render(prompt, field)
         if isinstance(prompt.content, list):
             return prompt.content
         tokens = self.tokenizer.encode(prompt.content, special=True, add_special_tokens=True)
@@ -178,17 +189,28 @@ class Runtime:
                 texts.append("".join([decoder.push(token) for token in prompt.content]) + decoder.flush())
         return texts
 
-    def _render(self, conversation: Conversation) -> list[int]:
-        from flare.text.prompt import encode_prompt
+    def _render(self, conversation: Conversation, field: str) -> list[int]:
+        from flare.text.prompt import render_prompt
 
         assert self.template is not None
-        return encode_prompt(
+        model = self.model
+        tail = model.continuation
+        if conversation.continue_final and tail is None:
+            text = "this model's chat template cannot continue a message; end with a user's message"
+            raise RequestError(f"{field}: {text}", param=field)
+        text, mark = render_prompt(
             self.tokenizer,
             self.template,
-            template_messages(conversation.messages, inline_system=self.model.inline_system),
-            add_generation_prompt=conversation.add_generation_prompt,
-            variables=template_variables(conversation.thinking, self.model.thinking),
+            template_messages(conversation.messages, inline_system=model.inline_system, arguments=model.tool_arguments),
+            tools=template_tools(conversation.tools),
+            add_generation_prompt=conversation.add_generation_prompt and not conversation.continue_final,
+            variables=template_variables(conversation.thinking, model.thinking),
         )
+        if conversation.continue_final and tail:
+            if not text.endswith(tail):
+                raise RequestError(f"{field}: the chat template cannot continue this message", param=field)
+            text = text[: -len(tail)]
+        return self.tokenizer.encode_rendered(text, mark)
 
     def submit(
         self,
@@ -204,18 +226,29 @@ class Runtime:
         them all; none of them runs then.
         """
         from flare.engine import Request
+        from flare.output import make_output
         from flare.text.detokenizer import Detokenizer
         from flare.text.stops import StopMatcher
 
-        answer = Answer(self.engine, listener, arrived_at, close)
         request = prepared.request
+        answer = Answer(self.engine, listener, arrived_at, close, observe=request.observe)
+        user_stops = request.stop_token_ids if request.ignore_eos else request.stop_token_ids - self.model.eos
         unsent = []
         for index in range(prepared.choices):
             place = index // request.n
             prompt, limit = prepared.prompts[place], prepared.limits[place]
             child = Request(next(self._ids), prompt, limit, prepared.sampling, index, prepared.stop_tokens)
             decoder = Detokenizer(self.tokenizer, previous=prompt[-1])
-            child.sink = answer.add(index, child, decoder, StopMatcher(request.stop) if request.stop else None)
+            stops = StopMatcher(request.stop) if request.stop else None
+            output = None
+            if isinstance(conversation := request.prompts[place], Conversation):
+                output = make_output(
+                    self.model.output,
+                    conversation.tools,
+                    opens_reasoning=prepared.opens_reasoning,
+                    call_prefix=f"call_{secrets.token_hex(12)}",
+                )
+            child.sink = answer.add(index, child, decoder, stops, output, user_stops)
             unsent.append(child)
         try:
             for child in unsent:
@@ -247,6 +280,13 @@ class Runtime:
         """Cancels what runs, ends the engine's thread and frees the core's memory."""
         self.engine.close()
         self.replay.close()
+
+
+def continuation_tail(facts: Mapping[str, Any]) -> str | None:
+    """Returns what the template puts behind an assistant's last message, None where it cannot be continued."""
+    found = facts.get("continuation") or {}
+    tail = found.get("tail") if found.get("supported") is True else None
+    return tail if isinstance(tail, str) else None
 
 
 def load_text(core: Core) -> tuple[Tokenizer, ChatTemplate | None]:
@@ -293,8 +333,10 @@ def served_model(core: Core, settings: RuntimeSettings, *, kv_pages: int) -> Ser
         thinking=facts.get("thinking") or NO_THINKING,
         inline_system=facts.get("inline_system", False),
         has_template=manifest.template.file is not None,
+        continuation=continuation_tail(facts),
         defaults=sampling.defaults,
         sources=sampling.sources,
         ranges=ranges,
         max_tokens_cap=settings.max_tokens,
+        strict_tools=settings.strict_tools,
     )

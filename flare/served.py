@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from flare.conversation import GenerationRequest, SamplingRequest
 from flare.errors import RequestError
+from flare.output import OutputSyntax
+
+NO_SYNTAX = OutputSyntax()
+"""All text is answer."""
 
 NEUTRAL = {
     "temperature": 1.0,
@@ -42,7 +46,10 @@ class ServedModel:
     `names` are accepted by the model routes, `id` (an alias or the checkpoint's name) is what responses show, `root` is
     the checkpoint's name, `created` is in Unix seconds. `ranges` is None where every valid value passes, else it maps a
     parameter to its inclusive bounds and fixes the rest. `eos` ends a reply unless the request ignores it.
-    `thinking` is the probe's table, in the shape that `/v1/models` shows.
+    `thinking` is the probe's table, in the shape that `/v1/models` shows. `output` is how the model writes reasoning and
+    calls; `tool_arguments` is the form in which the template takes the arguments of calls in a history,
+    `continuation` what it puts behind an assistant's last message (None: such a message cannot be continued).
+    `strict_tools` says what becomes of function schemas that ask to be enforced.
     """
 
     id: str
@@ -59,10 +66,14 @@ class ServedModel:
     thinking: Mapping[str, Any]
     inline_system: bool
     has_template: bool
+    output: OutputSyntax = NO_SYNTAX
+    tool_arguments: Literal["mapping", "string"] = "mapping"
+    continuation: str | None = None
     defaults: Mapping[str, Any] = field(default_factory=dict)
     sources: Mapping[str, str] = field(default_factory=dict)
     ranges: Mapping[str, tuple[float, float] | None] | None = None
     max_tokens_cap: int | None = None
+    strict_tools: Literal["refuse", "relax"] = "refuse"
 
     def sampling_default(self, name: str) -> Any:
         """Returns the prepared default of a sampling field, or the neutral one."""

@@ -19,48 +19,90 @@ NO_THINKING: dict[str, Any] = {
 """The table of a template without thinking controls."""
 
 
-def template_variables(asked: Thinking, table: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the template variables of the level that `asked` selects from a probed `table`.
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+"""Named levels from least to most, by which the nearest one is found."""
 
-    Nothing asked: nothing passed, the template's own default holds. A level must be one of the table's ids, a switch
-    must agree with it; a switch alone picks `none`, or the default level if that thinks, else the first that does.
-    Raises RequestError with code unsupported_reasoning_effort, thinking_unsupported or conflicting_thinking.
+
+def template_variables(asked: Thinking, table: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the template variables of the level that `asked` selects from a probed `table`: see `selected_level`.
+
+    Nothing asked: nothing passed, the template's own default holds.
     """
     if asked.level is None and asked.switch is None:
         return {}
-    levels: list[Mapping[str, Any]] = list(table["levels"])
-    ids = [level["id"] for level in levels]
-    if not table["supported"]:
-        if asked.level in (None, "none") and asked.switch is not True:
-            return {}
-        field = asked.level_field if asked.level not in (None, "none") else asked.switch_field
-        text = "this model's chat template has no thinking controls"
-        raise _refusal(field, text, ids, code="thinking_unsupported")
-    if asked.level is not None:
-        level = next((level for level in levels if level["id"] == asked.level), None)
-        if level is None:
-            text = f"{asked.level[:80]!r} is not defined by this model's chat template; levels: {', '.join(ids)}"
-            raise _refusal(asked.level_field, text, ids, code="unsupported_reasoning_effort")
-        if asked.switch is not None and asked.switch != _thinks(level):
-            text = f"{str(asked.switch).lower()} contradicts {asked.level_field} {asked.level!r}"
-            raise _refusal(asked.switch_field, text, ids, code="conflicting_thinking")
-    elif asked.switch:
-        thinking = [level for level in levels if _thinks(level)]
-        if not thinking:
-            text = "this model's chat template cannot think"
-            raise _refusal(asked.switch_field, text, ids, code="thinking_unsupported")
-        level = next((level for level in thinking if level["default"]), thinking[0])
-    else:
-        level = next((level for level in levels if not _thinks(level)), None)
-        if level is None:
-            text = "this model's chat template cannot switch thinking off"
-            raise _refusal(asked.switch_field, text, ids, code="thinking_unsupported")
+    level = selected_level(asked, table)
     variables: dict[str, Any] = {}
+    if level is None:
+        return variables
     if table["toggle"] is not None and level["enable_thinking"] is not None:
         variables[table["toggle"]] = level["enable_thinking"]
     if table["effort"] is not None and level["reasoning_effort"] is not None:
         variables[table["effort"]] = level["reasoning_effort"]
     return variables
+
+
+def opens_reasoning(asked: Thinking, table: Mapping[str, Any]) -> bool:
+    """Returns whether the generation prompt of the selected level ends within reasoning."""
+    level = selected_level(asked, table)
+    return level is not None and level["opens_reasoning"] is True
+
+
+def selected_level(asked: Thinking, table: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Returns the row of `table` that `asked` selects, None where there are no thinking controls.
+
+    Nothing asked selects the default. A level must be one of the table's ids (or, with `nearest`, is replaced by the
+    nearest one), a switch must agree with it; a switch alone picks `none`, or the default level if that thinks, else
+    the first that does. Raises RequestError with code unsupported_reasoning_effort, thinking_unsupported or
+    conflicting_thinking.
+    """
+    levels: list[Mapping[str, Any]] = list(table["levels"])
+    ids = [level["id"] for level in levels]
+    if asked.level is None and asked.switch is None:
+        return next((level for level in levels if level["default"]), None)
+    if not table["supported"]:
+        if asked.nearest or (asked.level in (None, "none") and asked.switch is not True):
+            return None
+        field = asked.level_field if asked.level not in (None, "none") else asked.switch_field
+        text = "this model's chat template has no thinking controls"
+        raise _refusal(field, text, ids, code="thinking_unsupported")
+    if asked.level is not None:
+        return _named_level(asked, levels, ids)
+    if asked.switch:
+        thinking = [level for level in levels if _thinks(level)]
+        if not thinking:
+            text = "this model's chat template cannot think"
+            raise _refusal(asked.switch_field, text, ids, code="thinking_unsupported")
+        return next((level for level in thinking if level["default"]), thinking[0])
+    level = next((level for level in levels if not _thinks(level)), None)
+    if level is None and not asked.nearest:
+        text = "this model's chat template cannot switch thinking off"
+        raise _refusal(asked.switch_field, text, ids, code="thinking_unsupported")
+    return level if level is not None else next((level for level in levels if level["default"]), None)
+
+
+def _named_level(asked: Thinking, levels: list[Mapping[str, Any]], ids: list[str]) -> Mapping[str, Any] | None:
+    assert asked.level is not None
+    level = next((level for level in levels if level["id"] == asked.level), None)
+    if level is None and asked.nearest and asked.level in EFFORTS:
+        level = _nearest(asked.level, levels)
+    if level is None:
+        text = f"{asked.level[:80]!r} is not defined by this model's chat template; levels: {', '.join(ids)}"
+        raise _refusal(asked.level_field, text, ids, code="unsupported_reasoning_effort")
+    if asked.switch is not None and asked.switch != _thinks(level):
+        text = f"{str(asked.switch).lower()} contradicts {asked.level_field} {asked.level!r}"
+        raise _refusal(asked.switch_field, text, ids, code="conflicting_thinking")
+    return level
+
+
+def _nearest(name: str, levels: list[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    """Returns the level with the least distance, of two the greater one. Only `none` becomes `none`, while others are."""
+    rank = EFFORTS.index(name)
+    thinking = [level for level in levels if _thinks(level)]
+    named = [level for level in thinking if level["id"] in EFFORTS]
+    if name == "none" or not named:
+        default = next((level for level in levels if level["default"]), None)
+        return default if default in thinking or not thinking or name == "none" else thinking[0]
+    return min(named, key=lambda level: (abs(EFFORTS.index(level["id"]) - rank), -EFFORTS.index(level["id"])))
 
 
 def _thinks(level: Mapping[str, Any]) -> bool:

@@ -15,6 +15,7 @@ from flare.protocols.encoding import (
     FINISH_REASONS,
     ChunkEncoder,
     context_object,
+    error_object,
     timings_object,
     total_usage,
 )
@@ -130,17 +131,17 @@ class ChatCompletions:
         )
 
     def encode(self, response: Response, collected: Collected) -> bytes:
-        results = collected.results()
-        ends = [end for _, end in results]
+        outcomes = collected.outcomes()
+        ends = [outcome.end for outcome in outcomes]
         choices: list[dict[str, Any]] = [
             {
                 "index": index,
-                "message": {"role": "assistant", "content": text, "refusal": None, "annotations": []},
+                "message": {"role": "assistant", "content": outcome.text, "refusal": None, "annotations": []},
                 "logprobs": None,
-                "finish_reason": FINISH_REASONS[end.cause],
-                "stop_reason": end.cause,
+                "finish_reason": FINISH_REASONS[outcome.end.cause],
+                "stop_reason": outcome.end.cause,
             }
-            for index, (text, end) in enumerate(results)
+            for index, outcome in enumerate(outcomes)
         ]
         return encode_json(
             {
@@ -155,6 +156,9 @@ class ChatCompletions:
                 "timings": timings_object(ends),
             }
         )
+
+    def error(self, error: RequestError) -> dict[str, Any]:
+        return error_object(error)
 
     def stream(self, response: Response) -> ChunkEncoder:
         return ChunkEncoder(

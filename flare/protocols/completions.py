@@ -15,6 +15,7 @@ from flare.protocols.encoding import (
     FINISH_REASONS,
     ChunkEncoder,
     context_object,
+    error_object,
     timings_object,
     total_usage,
 )
@@ -69,17 +70,17 @@ class Completions:
         )
 
     def encode(self, response: Response, collected: Collected) -> bytes:
-        results = collected.results()
-        ends = [end for _, end in results]
+        outcomes = collected.outcomes()
+        ends = [outcome.end for outcome in outcomes]
         choices = [
             {
                 "index": index,
-                "text": text,
+                "text": outcome.text,
                 "logprobs": None,
-                "finish_reason": FINISH_REASONS[end.cause],
-                "stop_reason": end.cause,
+                "finish_reason": FINISH_REASONS[outcome.end.cause],
+                "stop_reason": outcome.end.cause,
             }
-            for index, (text, end) in enumerate(results)
+            for index, outcome in enumerate(outcomes)
         ]
         return encode_json(
             {
@@ -94,6 +95,9 @@ class Completions:
                 "timings": timings_object(ends),
             }
         )
+
+    def error(self, error: RequestError) -> dict[str, Any]:
+        return error_object(error)
 
     def stream(self, response: Response) -> ChunkEncoder:
         return ChunkEncoder(

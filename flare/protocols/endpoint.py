@@ -3,26 +3,41 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, Protocol
 from uuid import uuid4
 
 import msgspec
 
-from flare.conversation import Event, Failed, Finished, GenerationRequest, Text
+from flare.conversation import (
+    Called,
+    Event,
+    Failed,
+    Finished,
+    GenerationRequest,
+    Observed,
+    Reasoning,
+    Text,
+    ToolCall,
+)
+from flare.errors import RequestError
 from flare.served import ServedModel
 
 encode_json = msgspec.json.Encoder().encode
 
 
 class Decoded(msgspec.Struct, frozen=True, kw_only=True):
-    """A decoded body: the neutral request, and how the client wants the answer; `echo` puts the prompt before it."""
+    """A decoded body: the neutral request, and how the client wants the answer; `echo` puts the prompt before it.
+
+    `details` is the endpoint's own: what its encoders show of the request.
+    """
 
     generation: GenerationRequest
     stream: bool
-    include_usage: bool
-    continuous_usage: bool
+    include_usage: bool = False
+    continuous_usage: bool = False
     echo: bool = False
+    details: Any = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +68,8 @@ class StreamEncoder(Protocol):
 
 
 class GenerationEndpoint(Protocol):
-    """One route. `decode` raises RequestError; `encode` gets the events of an answer that did not fail."""
+    """One route. `decode` raises RequestError; `encode` gets the events of an answer that did not fail; `error` makes
+    the error envelope of the endpoint's protocol."""
 
     path: str
     id_prefix: str
@@ -64,36 +80,98 @@ class GenerationEndpoint(Protocol):
 
     def stream(self, response: Response) -> StreamEncoder: ...
 
+    def error(self, error: RequestError) -> dict[str, Any]: ...
 
-@dataclass(slots=True)
+
+class Block(NamedTuple):
+    """A part of an answer: `text` of the first two kinds, `call` of the third."""
+
+    kind: Literal["text", "reasoning", "call"]
+    text: str = ""
+    call: ToolCall | None = None
+
+
+class Outcome(NamedTuple):
+    """One complete choice. `ids` and `times` (monotonic seconds, one a token) are empty unless they were asked for."""
+
+    blocks: list[Block]
+    end: Finished
+    ids: list[int]
+    times: list[float]
+
+    @property
+    def text(self) -> str:
+        """The answer text of all blocks."""
+        return "".join(block.text for block in self.blocks if block.kind == "text")
+
+    @property
+    def reasoning(self) -> str | None:
+        """The reasoning of all blocks, None without any."""
+        return "".join(block.text for block in self.blocks if block.kind == "reasoning") or None
+
+    @property
+    def calls(self) -> list[ToolCall]:
+        return [block.call for block in self.blocks if block.call is not None]
+
+
+class _Gathered:
+    """One choice on its way: neighbouring pieces of one kind belong to one block."""
+
+    __slots__ = ("blocks", "end", "ids", "times")
+
+    def __init__(self) -> None:
+        self.blocks: list[tuple[Literal["text", "reasoning"], list[str]] | ToolCall] = []
+        self.end: Finished | None = None
+        self.ids: list[int] = []
+        self.times: list[float] = []
+
+    def add(self, kind: Literal["text", "reasoning"], text: str) -> None:
+        if not text:
+            return
+        last = self.blocks[-1] if self.blocks else None
+        if isinstance(last, tuple) and last[0] == kind:
+            last[1].append(text)
+        else:
+            self.blocks.append((kind, [text]))
+
+    def outcome(self) -> Outcome:
+        assert self.end is not None, "the answer is not complete"
+        blocks = [
+            Block(block[0], "".join(block[1])) if isinstance(block, tuple) else Block("call", call=block)
+            for block in self.blocks
+        ]
+        return Outcome(blocks, self.end, self.ids, self.times)
+
+
 class Collected:
-    """A whole answer, gathered from its events: text pieces by choice, the end of each choice, or the failure."""
+    """A whole answer, gathered from its events: the blocks of each choice in order, its end, or the failure."""
 
-    choices: int
-    texts: list[list[str]] = field(init=False)
-    ends: list[Finished | None] = field(init=False)
-    open: int = field(init=False)
-    failed: Failed | None = field(init=False, default=None)
-
-    def __post_init__(self) -> None:
-        self.texts = [[] for _ in range(self.choices)]
-        self.ends = [None] * self.choices
-        self.open = self.choices
+    def __init__(self, choices: int) -> None:
+        self.open = choices
+        self.failed: Failed | None = None
+        self._choices = [_Gathered() for _ in range(choices)]
 
     def add(self, event: Event) -> bool:
         """Takes an event; returns whether it was the last one."""
-        if type(event) is Text:
-            self.texts[event.choice].append(event.text)
-            return False
-        if type(event) is Finished:
-            self.texts[event.choice].append(event.text)
-            self.ends[event.choice] = event
+        if isinstance(event, Failed):
+            self.failed = event
+            return True
+        choice = self._choices[event.choice]
+        if isinstance(event, Text):
+            choice.add("text", event.text)
+        elif isinstance(event, Reasoning):
+            choice.add("reasoning", event.text)
+        elif isinstance(event, Called):
+            choice.blocks.append(event.call)
+        elif isinstance(event, Observed):
+            choice.ids += event.ids
+            choice.times += [event.at] * len(event.ids)
+        else:
+            choice.add("text", event.text)
+            choice.end = event
             self.open -= 1
-            return self.open == 0
-        assert isinstance(event, Failed)
-        self.failed = event
-        return True
+        return self.open == 0
 
-    def results(self) -> list[tuple[str, Finished]]:
-        """Returns text and end of every choice, in order; the answer must be complete."""
-        return [("".join(pieces), end) for pieces, end in zip(self.texts, self.ends, strict=True) if end is not None]
+    def outcomes(self) -> list[Outcome]:
+        """Returns every choice, in order; the answer must be complete."""
+        return [choice.outcome() for choice in self._choices]
