@@ -206,6 +206,7 @@ from tests.support.live_server import LiveServer, reply
 text, interrupt = sys.argv[1].encode().decode("unicode_escape"), sys.argv[2] == "interrupt"
 made = LiveServer(script=lambda prompt, choice: [*text.encode()] * 40 if interrupt else reply(text))
 made.sock.close()
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs begin with it ignored
 if interrupt:
     made.replay.on_step = lambda tokens, rows: made.replay.steps == 3 and os.kill(os.getpid(), signal.SIGINT)
 runtime.Runtime.load = classmethod(lambda cls, settings: made.runtime)
