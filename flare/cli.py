@@ -9,7 +9,7 @@ import argparse
 import os
 import sys
 from pathlib import Path
-from typing import NoReturn
+from typing import Literal, NoReturn
 
 from flare import __version__
 from flare.config import (
@@ -95,6 +95,12 @@ def make_parser() -> Parser:
         default=[],
         help="name of the model towards clients; may be repeated",
     )
+    serve.add_argument(
+        "--strict-tools",
+        choices=("refuse", "relax"),
+        default="refuse",
+        help="functions with strict: true are refused, or taken as ones without (default: %(default)s)",
+    )
     serve.set_defaults(command=run_serve)
 
     chat = commands.add_parser("chat", parents=[loading], help="talk to a core in the terminal")
@@ -103,7 +109,11 @@ def make_parser() -> Parser:
     return parser
 
 
-def runtime_settings(options: argparse.Namespace, aliases: tuple[str, ...] = ()) -> RuntimeSettings:
+def runtime_settings(
+    options: argparse.Namespace,
+    aliases: tuple[str, ...] = (),
+    strict_tools: Literal["refuse", "relax"] = "refuse",
+) -> RuntimeSettings:
     return RuntimeSettings(
         core=options.core,
         threads=options.threads or usable_cpus(),
@@ -112,6 +122,7 @@ def runtime_settings(options: argparse.Namespace, aliases: tuple[str, ...] = ())
         verify=options.verify,
         aliases=aliases,
         max_tokens=options.max_tokens,
+        strict_tools=strict_tools,
     )
 
 
@@ -119,7 +130,7 @@ def run_serve(options: argparse.Namespace) -> None:
     laps = Laps.since_process_start()
     api_key = "" if options.api_key_file is None else read_api_key(options.api_key_file)
     settings = ServerSettings(host=options.host, port=options.port, api_key=api_key)
-    runtime = runtime_settings(options, tuple(name for name in options.alias if name))
+    runtime = runtime_settings(options, tuple(name for name in options.alias if name), options.strict_tools)
     from flare.http.startup import serve
 
     serve(runtime, settings, laps)

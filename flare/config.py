@@ -56,7 +56,8 @@ class ServerSettings:
 
     `max_body_bytes` holds for the body as sent and as decoded, `max_bodies_bytes` for all bodies, as sent, that are being
     read or decoded at a time. `max_requests` bounds the generation choices that are
-    admitted at a time: running, queued, or finished and not yet read. `frontend_threads` decode, render and tokenize.
+    admitted at a time: running, queued, or finished and not yet read, `max_connections` the open connections, of which one
+    is closed that has sent no whole head of a request for `keepalive_s` seconds. `frontend_threads` decode and tokenize.
     `body_silence_s` is how long a body may pause and `body_total_s` how long all of it may take before the request is
     refused, `keepalive_comment_s` how long a stream is silent before a comment is sent, `shutdown_s` how long the last
     bytes may take.
@@ -68,10 +69,12 @@ class ServerSettings:
     max_body_bytes: int = 32 * MIB
     max_bodies_bytes: int = 256 * MIB
     max_requests: int = 1024
+    max_connections: int = 2048
     frontend_threads: int = 2
     body_silence_s: float = 30.0
     body_total_s: float = 120.0
     keepalive_comment_s: float = 15.0
+    keepalive_s: float = 75.0
     shutdown_s: float = 5.0
 
 

@@ -7,7 +7,7 @@ main thread); only `Engine.submit` and `Engine.cancel` cross threads.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -24,7 +24,7 @@ NATURAL = ("stop_token", "stop_sequence")
 """Causes by which an answer is complete; the others cut it."""
 
 NO_TOKEN = -1
-"""Stands for the token of text that the decoder held back to the end."""
+"""Stands for the token of text that the decoder held back to the end; the output machine counts no negative token."""
 
 _log = logging.getLogger("flare.generation")
 
@@ -62,7 +62,6 @@ class Choice:
         "ended",
         "index",
         "output",
-        "reasoning_tokens",
         "request",
         "stops",
         "user_stops",
@@ -86,7 +85,6 @@ class Choice:
         self.output = output
         self.user_stops = user_stops
         self.completion_tokens = 0
-        self.reasoning_tokens = 0
         self.calls = 0
         self.ended = False
         self._unreported = 0
@@ -155,12 +153,12 @@ class Choice:
                 return
         self._end(delivery, "" if self.stops is None else self.stops.flush(), None)
 
-    def _pieces(self, token: int, text: str) -> Sequence[Piece]:
+    def _pieces(self, token: int, text: str) -> Iterable[Piece]:
         if self.output is not None:
             return self.output.push(token, text)
         return (Piece("text", text),) if text else ()
 
-    def _pass_on(self, pieces: Sequence[Piece]) -> bool:
+    def _pass_on(self, pieces: Iterable[Piece]) -> bool:
         """Makes events of pieces; returns whether a stop string ended the choice. Stops act on answer text alone."""
         stops = self.stops
         for piece in pieces:
@@ -170,7 +168,8 @@ class Choice:
                     text, matched = stops.push(text)
                 if matched is not None:
                     if self.output is not None:
-                        self.output.end(natural=True)  # for its complaints; what it held back comes after the stop
+                        for _ in self.output.end(natural=True):
+                            pass  # only for its complaints: what it held back comes after the stop
                     self._stop(text, matched)
                     return True
                 if text:
@@ -179,7 +178,6 @@ class Choice:
             if stops is not None and (held := stops.flush()):
                 self._emit(Text, held)
             if piece.kind == "reasoning":
-                self.reasoning_tokens += self._unreported
                 self._emit(Reasoning, piece.text)
             else:
                 assert piece.call is not None
@@ -234,7 +232,7 @@ class Choice:
             cached_tokens=request.cached_tokens,
             completion_tokens=self.completion_tokens,
             timings=timings,
-            reasoning_tokens=self.reasoning_tokens,
+            reasoning_tokens=0 if self.output is None else self.output.reasoning_tokens,
             called=self.calls > 0 and cause in NATURAL and not by_user,
         )
         self.answer.finished(event)

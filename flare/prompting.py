@@ -7,7 +7,9 @@ from typing import Any
 
 import msgspec
 
-from flare.conversation import Message, ToolCall, Tools
+from flare.conversation import Message, Tool, ToolCall, Tools
+from flare.errors import RequestError
+from flare.output.rules import qualified
 
 CUSTOM_PARAMETERS: dict[str, Any] = {
     "type": "object",
@@ -18,9 +20,17 @@ CUSTOM_PARAMETERS: dict[str, Any] = {
 
 NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
 
+CALL_A_TOOL = "Your next message must call a tool."
+"""What the system message says in addition where a call is required."""
+
 
 def template_messages(
-    messages: Sequence[Message], *, inline_system: bool, arguments: str = "mapping"
+    messages: Sequence[Message],
+    *,
+    inline_system: bool,
+    arguments: str = "mapping",
+    tools: Tools | None = None,
+    default_system: str | None = None,
 ) -> list[dict[str, Any]]:
     """Returns the messages as the template's plain dictionaries.
 
@@ -28,29 +38,58 @@ def template_messages(
     keep their role as a tag, in request order. Otherwise a system message after the first position stays where it is if
     the template has `inline_system`, and else becomes a user message with its text in <system> tags. Empty system
     messages are left out. `arguments` is the form of a call's arguments: "mapping" or "string" (JSON).
+
+    Where `tools` require a call, the leading system message ends with an instruction to make one. If there is none,
+    `default_system`, what the template says without a system message, is said before it.
     """
     messages = [m for m in in_call_order(messages) if m.text or m.role not in ("system", "developer")]
+    rendered: list[dict[str, Any]] = []
     if any(message.role == "developer" for message in messages):
         sections = [m for m in messages if m.role in ("system", "developer")]
         leading = "\n\n".join(f"<{m.role}>\n{m.text}\n</{m.role}>" for m in sections)
-        rest = [_plain(m, arguments) for m in messages if m.role not in ("system", "developer")]
-        return [{"role": "system", "content": leading}, *rest]
-    rendered: list[dict[str, Any]] = []
-    for position, message in enumerate(messages):
-        if message.role == "system" and position and not inline_system:
+        rendered.append({"role": "system", "content": leading})
+        messages = [m for m in messages if m.role not in ("system", "developer")]
+    for message in messages:
+        if message.role == "system" and rendered and not inline_system:
             rendered.append({"role": "user", "content": f"<system>\n{message.text}\n</system>"})
         else:
             rendered.append(_plain(message, arguments))
+    if tools is not None and tools.choice == "required":
+        _instruct(rendered, default_system)
     return rendered
+
+
+def _instruct(rendered: list[dict[str, Any]], default_system: str | None) -> None:
+    """Adds the instruction to call a tool to the leading system message."""
+    if rendered and rendered[0]["role"] == "system":
+        rendered[0]["content"] += f"\n\n{CALL_A_TOOL}"
+    else:
+        said = f"{default_system}\n\n{CALL_A_TOOL}" if default_system else CALL_A_TOOL
+        rendered.insert(0, {"role": "system", "content": said})
+
+
+def check_tools(tools: Tools) -> None:
+    """Raises RequestError for tools that the model could not tell apart, and for a choice that no tool satisfies."""
+    names: set[str] = set()
+    for tool in tools.offered:
+        name = qualified(tool.namespace, tool.name)
+        if name in names:
+            text = f"tools: the model would know two tools as {name[:100]!r}; rename one of them or its namespace"
+            raise RequestError(text, param="tools")
+        names.add(name)
+    if tools.choice == "required" and not names:
+        raise RequestError("tool_choice: a call is required, and no tool is offered; fill tools", param="tool_choice")
+    if tools.choice == "named" and not _selected(tools):
+        name = qualified(tools.namespace, tools.name or "")
+        text = f"tool_choice: {name[:100]!r} is not one of the offered tools; select one that tools declares"
+        raise RequestError(text, param="tool_choice")
 
 
 def template_tools(tools: Tools) -> list[dict[str, Any]] | None:
     """Returns what the template shows of the tools: all of them, only the selected one, or none."""
     if tools.choice == "none" or not tools.offered:
         return None
-    shown = tools.offered
-    if tools.choice == "named":
-        shown = tuple(tool for tool in shown if (tool.namespace, tool.name) == (tools.namespace, tools.name))
+    shown = _selected(tools) if tools.choice == "named" else tools.offered
     return [
         {
             "type": "function",
@@ -64,9 +103,8 @@ def template_tools(tools: Tools) -> list[dict[str, Any]] | None:
     ]
 
 
-def qualified(namespace: str | None, name: str) -> str:
-    """Returns the name by which the model knows a tool."""
-    return name if namespace is None else f"{namespace}__{name}"
+def _selected(tools: Tools) -> tuple[Tool, ...]:
+    return tuple(tool for tool in tools.offered if (tool.namespace, tool.name) == (tools.namespace, tools.name))
 
 
 def in_call_order(messages: Sequence[Message]) -> list[Message]:

@@ -19,7 +19,8 @@ from flare.config import RuntimeSettings
 from flare.conversation import Conversation, Finished, GenerationRequest, RawPrompt, Timings
 from flare.errors import CoreError, RequestError
 from flare.generation import Answer, Listener
-from flare.prompting import template_messages, template_tools
+from flare.output import OutputSyntax, make_output
+from flare.prompting import check_tools, template_messages, template_tools
 from flare.report import Laps
 from flare.served import ServedModel
 from flare.tables import check_defaults, check_facts, checked_ranges
@@ -109,7 +110,9 @@ class Runtime:
         )
         model = served_model(core, settings, kv_pages=pages)
         replay = open_replay(core, threads=settings.threads, kv_pages=pages, huge_pages=settings.huge_pages)
-        runtime = cls(replay=replay, tokenizer=tokenizer, template=template, model=model)
+        runtime = cls(
+            replay=replay, tokenizer=tokenizer, template=template, model=model, max_waiting=settings.max_waiting
+        )
         laps.mark("kernels")
         return runtime
 
@@ -193,6 +196,7 @@ class Runtime:
         from flare.text.prompt import render_prompt
 
         assert self.template is not None
+        check_tools(conversation.tools)
         model = self.model
         tail = model.continuation
         if conversation.continue_final and tail is None:
@@ -201,7 +205,13 @@ class Runtime:
         text, mark = render_prompt(
             self.tokenizer,
             self.template,
-            template_messages(conversation.messages, inline_system=model.inline_system, arguments=model.tool_arguments),
+            template_messages(
+                conversation.messages,
+                inline_system=model.inline_system,
+                arguments=model.tool_arguments,
+                tools=conversation.tools,
+                default_system=model.default_system,
+            ),
             tools=template_tools(conversation.tools),
             add_generation_prompt=conversation.add_generation_prompt and not conversation.continue_final,
             variables=template_variables(conversation.thinking, model.thinking),
@@ -226,7 +236,6 @@ class Runtime:
         them all; none of them runs then.
         """
         from flare.engine import Request
-        from flare.output import make_output
         from flare.text.detokenizer import Detokenizer
         from flare.text.stops import StopMatcher
 
@@ -289,6 +298,18 @@ def continuation_tail(facts: Mapping[str, Any]) -> str | None:
     return tail if isinstance(tail, str) else None
 
 
+def output_syntax(facts: Mapping[str, Any]) -> OutputSyntax:
+    """Returns how the model marks reasoning and calls; a core that does not say so has a model that only answers."""
+    found = facts.get("output") or {}
+    reasoning = found.get("reasoning")
+    return OutputSyntax(
+        tools=found.get("tools"),
+        reasoning=None if reasoning is None else tuple(reasoning),
+        open_token=found.get("open_token"),
+        close_token=found.get("close_token"),
+    )
+
+
 def load_text(core: Core) -> tuple[Tokenizer, ChatTemplate | None]:
     """Loads the tokenizer and, if the core has one, the chat template."""
     from flare.text.tokenizer import Tokenizer
@@ -315,13 +336,14 @@ def served_model(core: Core, settings: RuntimeSettings, *, kv_pages: int) -> Ser
     manifest = core.manifest
     limits, sampling, facts = manifest.limits, manifest.sampling, manifest.template.facts
     check_defaults(sampling.defaults)
-    check_facts(facts)
+    check_facts(facts, manifest.model.vocabulary)
+    tools = facts.get("tools") or {}
     ranges = None if sampling.ranges == "open" else checked_ranges(sampling.ranges)
-    name = settings.aliases[0] if settings.aliases else manifest.model.id
+    names = (*filter(None, settings.aliases), manifest.model.id)
     return ServedModel(
-        id=name,
+        id=names[0],
         root=manifest.model.id,
-        names=(*settings.aliases, manifest.model.id),
+        names=names,
         created=int(time.time()),
         fingerprint=f"core-{core.manifest_sha256[:16]}",
         context_length=min(limits.max_context, kv_pages * limits.page_tokens),
@@ -333,10 +355,15 @@ def served_model(core: Core, settings: RuntimeSettings, *, kv_pages: int) -> Ser
         thinking=facts.get("thinking") or NO_THINKING,
         inline_system=facts.get("inline_system", False),
         has_template=manifest.template.file is not None,
+        output=output_syntax(facts),
+        shows_tools=tools.get("declared", True),
+        tool_arguments=tools.get("arguments") or "mapping",
+        default_system=(facts.get("system") or {}).get("default"),
         continuation=continuation_tail(facts),
         defaults=sampling.defaults,
         sources=sampling.sources,
         ranges=ranges,
         max_tokens_cap=settings.max_tokens,
+        decode_weight_bytes=manifest.weights.decode_weight_bytes,
         strict_tools=settings.strict_tools,
     )

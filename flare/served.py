@@ -47,9 +47,11 @@ class ServedModel:
     the checkpoint's name, `created` is in Unix seconds. `ranges` is None where every valid value passes, else it maps a
     parameter to its inclusive bounds and fixes the rest. `eos` ends a reply unless the request ignores it.
     `thinking` is the probe's table, in the shape that `/v1/models` shows. `output` is how the model writes reasoning and
-    calls; `tool_arguments` is the form in which the template takes the arguments of calls in a history,
+    calls; `shows_tools` says that the template shows the model its tools, `tool_arguments` is the form in which it takes
+    the arguments of calls in a history, `default_system` what it says where a conversation has no system message,
     `continuation` what it puts behind an assistant's last message (None: such a message cannot be continued).
-    `strict_tools` says what becomes of function schemas that ask to be enforced.
+    `strict_tools` says what becomes of function schemas that ask to be enforced. `decode_weight_bytes` is what one decode
+    step reads of the weights, 0 where that is not known.
     """
 
     id: str
@@ -67,13 +69,21 @@ class ServedModel:
     inline_system: bool
     has_template: bool
     output: OutputSyntax = NO_SYNTAX
+    shows_tools: bool = True
     tool_arguments: Literal["mapping", "string"] = "mapping"
+    default_system: str | None = None
     continuation: str | None = None
     defaults: Mapping[str, Any] = field(default_factory=dict)
     sources: Mapping[str, str] = field(default_factory=dict)
     ranges: Mapping[str, tuple[float, float] | None] | None = None
     max_tokens_cap: int | None = None
+    decode_weight_bytes: int = 0
     strict_tools: Literal["refuse", "relax"] = "refuse"
+
+    @property
+    def takes_tools(self) -> bool:
+        """Whether requests may offer tools: the template shows them, and the model's calls can be read."""
+        return self.output.tools is not None and self.shows_tools
 
     def sampling_default(self, name: str) -> Any:
         """Returns the prepared default of a sampling field, or the neutral one."""

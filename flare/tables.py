@@ -21,7 +21,13 @@ WHOLE = {
 }
 """Defaults that are integers, and their bounds, inclusive."""
 
-LEVEL = {"id": (str,), "default": (bool,), "enable_thinking": (bool, type(None)), "reasoning_effort": (str, type(None))}
+LEVEL = {
+    "id": (str,),
+    "default": (bool,),
+    "enable_thinking": (bool, type(None)),
+    "reasoning_effort": (str, type(None)),
+    "opens_reasoning": (bool,),
+}
 """What a thinking level has, and the types of each."""
 
 THINKING = {
@@ -31,6 +37,13 @@ THINKING = {
     "levels": (list,),
 }
 """What of the thinking table requests are resolved with, and the types of each."""
+
+
+OUTPUT = ("tools", "reasoning", "open_token", "close_token")
+"""What the output table may have: how the model marks calls and reasoning."""
+
+SYNTAXES = ("hermes",)
+"""The syntaxes of calls that can be read."""
 
 
 def check_defaults(defaults: Mapping[str, Any]) -> None:
@@ -61,22 +74,62 @@ def checked_ranges(ranges: Mapping[str, Any]) -> dict[str, tuple[float, float] |
     return checked
 
 
-def check_facts(facts: Mapping[str, Any]) -> None:
-    """Raises CoreError for template facts of another shape than the prober's. Absent or null is "nothing found"."""
+def check_facts(facts: Mapping[str, Any], vocabulary: int) -> None:
+    """Raises CoreError for template facts of another shape than the exporter's. Absent or null is "nothing found"."""
     if type(facts.get("inline_system", False)) is not bool:
         _refuse("template.facts.inline_system", facts["inline_system"], "true or false")
     tokens = facts.get("special_tokens")
     if tokens is not None and not (type(tokens) is dict and all(type(text) is str for text in tokens.values())):
         _refuse("template.facts.special_tokens", tokens, "an object of texts")
-    thinking = facts.get("thinking")
+    _check_thinking("template.facts.thinking", facts.get("thinking"))
+    _check_members("template.facts.system", facts.get("system"), {"default": (str, type(None))})
+    tools = facts.get("tools")
+    _check_members("template.facts.tools", tools, {"declared": (bool,), "arguments": (str, type(None))})
+    if tools is not None and tools.get("arguments") not in (None, "mapping", "string"):
+        _refuse("template.facts.tools.arguments", tools["arguments"], "mapping, string or null")
+    _check_output("template.facts.output", facts.get("output"), vocabulary)
+
+
+def _check_thinking(where: str, thinking: Any) -> None:
     if thinking is None:
         return
-    where = "template.facts.thinking"
     _check_object(where, thinking, THINKING)
     if unknown := sorted(thinking.keys() - NO_THINKING.keys()):
         _refuse(where, unknown[0], f"only {', '.join(NO_THINKING)}")
     for index, level in enumerate(thinking["levels"]):
         _check_object(f"{where}.levels[{index}]", level, LEVEL)
+
+
+def _check_output(where: str, output: Any, vocabulary: int) -> None:
+    if output is None:
+        return
+    _check_members(where, output, {})
+    if unknown := sorted(output.keys() - set(OUTPUT)):
+        _refuse(where, unknown[0], f"only {', '.join(OUTPUT)}")
+    if output.get("tools") not in (None, *SYNTAXES):
+        _refuse(f"{where}.tools", output["tools"], f"null or one of {', '.join(SYNTAXES)}")
+    reasoning = output.get("reasoning")
+    if reasoning is not None:
+        texts = type(reasoning) is list and [text for text in reasoning if type(text) is str and text]
+        if not texts or len(reasoning) != 2 or len(set(texts)) != 2:
+            _refuse(f"{where}.reasoning", reasoning, "two different texts, the opening and the closing one, or null")
+    for name in ("open_token", "close_token"):
+        token = output.get(name)
+        if token is None:
+            continue
+        if type(token) is not int or not 0 <= token < vocabulary:
+            _refuse(f"{where}.{name}", token, f"a token's id, 0 to {vocabulary - 1}, or null")
+        if reasoning is None:
+            _refuse(f"{where}.{name}", token, "null, as there are no delimiters of reasoning")
+    if output.get("open_token") is not None and output.get("open_token") == output.get("close_token"):
+        _refuse(f"{where}.close_token", output["close_token"], "another token than open_token")
+
+
+def _check_members(field: str, value: Any, members: Mapping[str, tuple[type, ...]]) -> None:
+    """As `_check_object`, where the object and every member may be absent."""
+    if value is not None:
+        present = {name: types for name, types in members.items() if type(value) is dict and name in value}
+        _check_object(field, value, present)
 
 
 def _check_object(field: str, value: Any, members: Mapping[str, tuple[type, ...]]) -> None:

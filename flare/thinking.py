@@ -18,7 +18,6 @@ NO_THINKING: dict[str, Any] = {
 }
 """The table of a template without thinking controls."""
 
-
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 """Named levels from least to most, by which the nearest one is found."""
 
@@ -52,7 +51,8 @@ def selected_level(asked: Thinking, table: Mapping[str, Any]) -> Mapping[str, An
 
     Nothing asked selects the default. A level must be one of the table's ids (or, with `nearest`, is replaced by the
     nearest one), a switch must agree with it; a switch alone picks `none`, or the default level if that thinks, else
-    the first that does. Raises RequestError with code unsupported_reasoning_effort, thinking_unsupported or
+    the first that does. With `nearest`, thinking that cannot be switched off becomes the least there is, and a model
+    without controls takes everything. Raises RequestError with code unsupported_reasoning_effort, thinking_unsupported or
     conflicting_thinking.
     """
     levels: list[Mapping[str, Any]] = list(table["levels"])
@@ -77,7 +77,7 @@ def selected_level(asked: Thinking, table: Mapping[str, Any]) -> Mapping[str, An
     if level is None and not asked.nearest:
         text = "this model's chat template cannot switch thinking off"
         raise _refusal(asked.switch_field, text, ids, code="thinking_unsupported")
-    return level if level is not None else next((level for level in levels if level["default"]), None)
+    return level if level is not None else _nearest("none", levels)
 
 
 def _named_level(asked: Thinking, levels: list[Mapping[str, Any]], ids: list[str]) -> Mapping[str, Any] | None:
@@ -95,13 +95,17 @@ def _named_level(asked: Thinking, levels: list[Mapping[str, Any]], ids: list[str
 
 
 def _nearest(name: str, levels: list[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-    """Returns the level with the least distance, of two the greater one. Only `none` becomes `none`, while others are."""
-    rank = EFFORTS.index(name)
+    """Returns the level with the least distance to a name of EFFORTS that is not among them; of two the greater one.
+
+    Some thinking never becomes `none`. Where no level that thinks has a name of EFFORTS, all of them are equally near:
+    the default, if it thinks, else the first that does.
+    """
     thinking = [level for level in levels if _thinks(level)]
     named = [level for level in thinking if level["id"] in EFFORTS]
-    if name == "none" or not named:
+    if not named:
         default = next((level for level in levels if level["default"]), None)
-        return default if default in thinking or not thinking or name == "none" else thinking[0]
+        return thinking[0] if thinking and default not in thinking else default
+    rank = EFFORTS.index(name)
     return min(named, key=lambda level: (abs(EFFORTS.index(level["id"]) - rank), -EFFORTS.index(level["id"])))
 
 

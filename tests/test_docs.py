@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from flare.config import ServerSettings
-from flare.http.bodies import MAX_MEMBERS
+from flare.http.codings import MAX_MEMBERS, MAX_WINDOW_BYTES
 from flare.protocols.fields import INERT, MAX_STOP_BYTES, MAX_STOP_STRINGS, MAX_STOP_TOKENS
 from flare.runtime import MAX_CHOICES, Runtime
 from flare.served import GREEDY_BELOW, VALID
@@ -100,7 +100,8 @@ def test_limits(repository: Path) -> None:
     settings = ServerSettings()
     max_waiting = signature(Runtime).parameters["max_waiting"].default
     limits = [
-        *(settings.max_body_bytes, settings.max_bodies_bytes, MAX_MEMBERS),
+        *(settings.max_body_bytes, settings.max_bodies_bytes, MAX_MEMBERS, MAX_WINDOW_BYTES),
+        *(settings.max_connections, settings.keepalive_s),
         *(settings.body_silence_s, settings.body_total_s, settings.max_requests, MAX_CHOICES, max_waiting),
         *(MAX_STOP_STRINGS, MAX_STOP_BYTES, MAX_STOP_TOKENS, settings.max_body_bytes, MAX_CHARS, MAX_STEPS),
         *(settings.keepalive_comment_s, settings.shutdown_s),

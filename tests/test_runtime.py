@@ -13,6 +13,7 @@ import pytest
 from flare.chat_terminal import Terminal
 from flare.config import MemorySize, RuntimeSettings
 from flare.conversation import (
+    Called,
     Conversation,
     Event,
     Failed,
@@ -20,14 +21,20 @@ from flare.conversation import (
     GenerationRequest,
     Message,
     RawPrompt,
+    Reasoning,
     SamplingRequest,
     Text,
+    Thinking,
+    Tool,
+    Tools,
 )
 from flare.core.manifest import Limits, Model, Sampling, Template, Tokens
 from flare.errors import InputError, RequestError
 from flare.memory import choose_kv_pages, free_memory
-from flare.prompting import template_messages
+from flare.output import OutputSyntax
+from flare.prompting import CALL_A_TOOL, template_messages
 from flare.runtime import Runtime, served_model
+from flare.thinking import NO_THINKING
 from tests.support.live_server import EOS, LiveServer, reply
 
 MIB = 1 << 20
@@ -48,6 +55,7 @@ def make_core(**sampling: Any) -> Any:
         ),
         limits=Limits(max_context=100, slots=3, page_tokens=16, max_step_tokens=32, max_rows=3),
         tokens=Tokens(bos=1, eos=[2, 3], pad=None, add_bos=True),
+        weights=SimpleNamespace(decode_weight_bytes=77),
         template=Template(file="t.jinja", source="t", facts={"inline_system": True}),
         sampling=Sampling(**{"defaults": {}, "sources": {}, "ranges": "open"} | sampling),
     )
@@ -62,6 +70,7 @@ def test_what_a_manifest_becomes() -> None:
     assert model.context_length == 5 * 16  # the pool is smaller than the core's context
     assert served_model(core, settings, kv_pages=50).context_length == 100
     assert (model.eos, model.bos, model.vocabulary, model.max_tokens_cap) == ({2, 3}, 1, 99, 50)
+    assert model.decode_weight_bytes == 77
     assert model.ranges == {"temperature": (0.5, 1.0), "top_p": None}
     assert model.sampling_default("top_k") == 7 and model.sampling_default("min_p") == 0.0
     assert model.inline_system and model.has_template and not model.thinking["supported"]
@@ -221,6 +230,63 @@ def test_defaults_fill_what_a_request_leaves_open(batches: SimpleQueue[Any]) -> 
     )
     assert (prepared.sampling.temperature, prepared.sampling.top_k, prepared.sampling.seed) == (0.0, -1, 8)
     assert prepared.stop_tokens == set()
+    runtime.close()
+
+
+TOOL_TEMPLATE = (
+    "{% for t in tools or [] %}[{{ t.function.name }}]{% endfor %}"
+    "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<think>' if enable_thinking | default(true) else '' }}{% endif %}"
+)
+ON = {"enable_thinking": True, "reasoning_effort": None, "opens_reasoning": True, "default": True, "id": "on"}
+OFF = ON | {"enable_thinking": False, "opens_reasoning": False, "default": False, "id": "none"}
+
+
+def test_tools_and_reasoning_from_prompt_to_events(batches: SimpleQueue[Any]) -> None:
+    prompts: set[str] = set()
+
+    def script(prompt: tuple[int, ...], choice: int) -> list[int]:
+        prompts.add("".join(map(chr, prompt)))
+        return reply('Hm.</think>Sure.<tool_call>{"name": "n__f", "arguments": {"a": 1}}</tool_call>')
+
+    model = {
+        "output": OutputSyntax(tools="hermes", reasoning=("<think>", "</think>")),
+        "thinking": NO_THINKING | {"supported": True, "toggle": "enable_thinking", "levels": [OFF, ON]},
+        "default_system": "Be kind.",
+    }
+    runtime, _ = make_runtime(batches, script, model=model, template=TOOL_TEMPLATE)
+    offered = (Tool("f", namespace="n"), Tool("g"))
+
+    def ask(tools: Tools, n: int = 1, **thinking: Any) -> tuple[set[str], list[Event]]:
+        prompts.clear()
+        conversation = Conversation([Message("user", "hi")], tools=tools, thinking=Thinking(**thinking))
+        events = run(runtime, GenerationRequest(prompts=[conversation], prompt_field="messages", n=n), batches)
+        return set(prompts), events
+
+    def joined(events: list[Event], kind: type) -> str:
+        return "".join(e.text for e in sorted(events, key=lambda e: e.choice) if type(e) is kind)
+
+    found, events = ask(Tools(offered), n=2)
+    assert found == {"[n__f][g]user:hi;<think>"}
+    made = [event.call for event in events if isinstance(event, Called)]
+    assert [(call.namespace, call.name, call.arguments) for call in made] == [("n", "f", '{"a":1}')] * 2
+    assert made[0].id != made[1].id
+    assert joined(events, Reasoning) == "Hm." * 2 and joined(events, Text) == "Sure." * 2
+    assert all(event.called for event in events if isinstance(event, Finished))
+
+    found, events = ask(Tools(offered, "required"))
+    assert found == {f"[n__f][g]system:Be kind.\n\n{CALL_A_TOOL};user:hi;<think>"}
+    found, events = ask(Tools(offered, "named", "f", "n"), switch=False)
+    assert found == {"[n__f]user:hi;"} and joined(events, Text) == joined(events, Reasoning) == ""
+    found, events = ask(Tools(offered, "named", "g"))
+    assert isinstance(events[-1], Failed) and not any(isinstance(event, Called) for event in events)
+    found, events = ask(Tools(offered, "none"))
+    assert found == {"user:hi;<think>"} and joined(events, Text).startswith("Sure.<tool_call>{")
+
+    unclear = Conversation([Message("user", "hi")], tools=Tools((*offered, Tool("n__f"))))
+    with pytest.raises(RequestError) as caught:
+        runtime.prepare(GenerationRequest(prompts=[unclear], prompt_field="messages"))
+    assert caught.value.param == "tools" and "n__f" in str(caught.value)
     runtime.close()
 
 

@@ -12,13 +12,22 @@ from flare.config import RuntimeSettings
 from flare.core.manifest import Template
 from flare.engine import SamplingParams
 from flare.errors import CoreError
+from flare.output import OutputSyntax
 from flare.runtime import load_text, served_model
 from flare.served import NEUTRAL, VALID
 from flare.thinking import NO_THINKING
 from tests.support.live_server import byte_tokenizer
 from tests.test_runtime import make_core
 
-LEVEL = {"id": "none", "default": True, "enable_thinking": False, "reasoning_effort": None, "instruction": None}
+LEVEL = {
+    "id": "none",
+    "default": True,
+    "enable_thinking": False,
+    "reasoning_effort": None,
+    "instruction": None,
+    "opens_reasoning": False,
+}
+TAGS = ["<think>", "</think>"]
 SETTINGS = RuntimeSettings(core="c", threads=1)
 
 
@@ -98,7 +107,30 @@ def with_facts(facts: dict[str, Any]) -> Any:
         ({"thinking": NO_THINKING | {"levels": [{"id": "none"}]}}, "thinking.levels[0]"),
         ({"thinking": NO_THINKING | {"supported": "yes"}}, "thinking.supported"),
         ({"thinking": NO_THINKING | {"toggle": 1}}, "thinking.toggle"),
+        (
+            {"thinking": NO_THINKING | {"levels": [LEVEL | {"opens_reasoning": None}]}},
+            "thinking.levels[0].opens_reasoning",
+        ),
         ({"inline_system": "yes"}, "inline_system"),
+        ({"system": "You are"}, "system"),
+        ({"system": {"default": 1}}, "system.default"),
+        ({"tools": True}, "tools"),
+        ({"tools": {"declared": "yes"}}, "tools.declared"),
+        ({"tools": {"arguments": "json"}}, "tools.arguments"),
+        ({"tools": {"arguments": []}}, "tools.arguments"),
+        ({"output": "hermes"}, "output"),
+        ({"output": {"calls": "hermes"}}, "output"),
+        ({"output": {"tools": "Hermes"}}, "output.tools"),
+        ({"output": {"tools": []}}, "output.tools"),
+        ({"output": {"reasoning": "<think>"}}, "output.reasoning"),
+        ({"output": {"reasoning": ["<think>"]}}, "output.reasoning"),
+        ({"output": {"reasoning": ["<think>", ""]}}, "output.reasoning"),
+        ({"output": {"reasoning": ["<think>", 1, "</think>"]}}, "output.reasoning"),
+        ({"output": {"reasoning": ["|", "|"]}}, "output.reasoning"),
+        ({"output": {"reasoning": TAGS, "open_token": 99}}, "output.open_token"),
+        ({"output": {"reasoning": TAGS, "close_token": True}}, "output.close_token"),
+        ({"output": {"reasoning": TAGS, "open_token": 4, "close_token": 4}}, "output.close_token"),
+        ({"output": {"close_token": 4}}, "output.close_token"),
         ({"special_tokens": {"pad_token": 1}}, "special_tokens"),
         ({"special_tokens": ["<s>"]}, "special_tokens"),
     ],
@@ -112,6 +144,25 @@ def test_facts_of_the_prober() -> None:
     assert served_model(with_facts({"thinking": table}), SETTINGS, kv_pages=5).thinking == table
     for facts in ({}, {"thinking": None}, {"thinking": NO_THINKING}):
         assert served_model(with_facts(facts), SETTINGS, kv_pages=5).thinking == NO_THINKING
+
+
+def test_how_a_core_says_what_its_model_writes() -> None:
+    for nothing in ({}, {"output": None, "tools": None, "system": None}, {"output": {}, "tools": {}, "system": {}}):
+        model = served_model(with_facts(nothing), SETTINGS, kv_pages=5)
+        assert model.output == OutputSyntax() and not model.takes_tools
+        assert (model.tool_arguments, model.default_system) == ("mapping", None)
+    output = {"tools": "hermes", "reasoning": TAGS, "open_token": 7, "close_token": 8}
+    facts = {
+        "output": output,
+        "tools": {"declared": True, "calls": True, "arguments": "string"},
+        "system": {"default": "Be brief.", "leading": "renders"},
+    }
+    model = served_model(with_facts(facts), SETTINGS, kv_pages=5)
+    assert model.output == OutputSyntax(tools="hermes", reasoning=("<think>", "</think>"), open_token=7, close_token=8)
+    assert model.takes_tools and (model.tool_arguments, model.default_system) == ("string", "Be brief.")
+    for tools, takes in (({"declared": False, "arguments": None}, False), ({"arguments": None}, True), (None, True)):
+        model = served_model(with_facts({"output": {"tools": "hermes"}, "tools": tools}), SETTINGS, kv_pages=5)
+        assert model.takes_tools is takes and model.tool_arguments == "mapping"
 
 
 def test_a_template_that_is_not_text(monkeypatch: pytest.MonkeyPatch) -> None:

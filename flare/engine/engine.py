@@ -69,7 +69,8 @@ class Engine:
         self._closing = False
         self._thread: threading.Thread | None = None
         self._deliveries: list[Delivery] = []
-        self._steps = self._generated = self._completed = self._cancelled = self._failures = 0
+        self._steps = self._samples = self._generated = self._first_tokens = 0
+        self._completed = self._cancelled = self._failures = 0
 
     # For callers, from any thread
 
@@ -122,6 +123,8 @@ class Engine:
             total_pages=scheduler.pool.total,
             page_tokens=scheduler.page_tokens,
             steps=self._steps,
+            samples=self._samples,
+            decode_rounds=self._generated - self._first_tokens,
             prefill_tokens=scheduler.prefill_tokens,
             recomputed_tokens=scheduler.recomputed_tokens,
             generated_tokens=self._generated,
@@ -293,6 +296,7 @@ class Engine:
         self._accept(sampled)
 
     def _accept(self, sampled: list[Request]) -> None:
+        self._samples += 1
         accept, deliveries = self._scheduler.accept, self._deliveries
         now = 0.0
         for request, token in zip(sampled, self._replay.sampled[: len(sampled)], strict=True):
@@ -303,6 +307,7 @@ class Engine:
             if not request.first_token_at:
                 now = now or monotonic()
                 request.first_token_at = now
+                self._first_tokens += 1
             cause = accept(request, token)
             if cause is None:
                 if request.history is not None:

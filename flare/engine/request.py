@@ -128,7 +128,11 @@ class EngineLimits:
 @dataclass(frozen=True, slots=True)
 class EngineStats:
     """Counters from the engine's start, and gauges. Exact whenever no request is live; during a step, the gauges and
-    counters of one snapshot may be a step apart."""
+    counters of one snapshot may be a step apart.
+
+    `steps` and `samples` count graphs that ran to their end. `decode_rounds` counts the tokens that a request got after
+    its first one: a request's part in a step is a round when it brings one.
+    """
 
     healthy: bool
     slots: int
@@ -138,6 +142,8 @@ class EngineStats:
     total_pages: int
     page_tokens: int
     steps: int
+    samples: int
+    decode_rounds: int
     prefill_tokens: int
     recomputed_tokens: int
     generated_tokens: int

@@ -1,4 +1,4 @@
-"""The serving key: a bearer token on every route but /health."""
+"""What a request's headers must say before its body counts: the serving key, and the version of the Messages API."""
 
 from __future__ import annotations
 
@@ -7,27 +7,55 @@ import hmac
 from aiohttp import web
 
 from flare.errors import RequestError
+from flare.protocols.decoding import shown
 
-OPEN_PATHS = frozenset({"/health"})
+OPEN_PATHS = frozenset({"/health", "/metrics"})
+"""Aggregate state without anything of a request, for probes that have no key."""
+MESSAGES_PATH = "/v1/messages"
+API_VERSIONS = ("2023-06-01", "2026-10-21")
+
+
+def is_messages(path: str) -> bool:
+    """Whether a path is of the Messages API."""
+    return path == MESSAGES_PATH or path.startswith(MESSAGES_PATH + "/")
 
 
 def check_key(request: web.BaseRequest, key: bytes) -> None:
-    """Raises RequestError (401) unless the request carries `Authorization: Bearer KEY`. An empty key asks for nothing.
+    """Raises RequestError (401) unless the request carries the key. An empty key asks for nothing.
 
-    The comparison takes the same time wherever the keys differ.
+    The key comes as `Authorization: Bearer KEY`, on the Messages routes also as `x-api-key: KEY`; a request with both
+    has it in both. No header may come twice. A comparison takes the same time wherever the keys differ.
     """
-    if not key or request.path in OPEN_PATHS:
+    path = request.path
+    if not key or path in OPEN_PATHS:
         return
-    values = request.headers.getall("Authorization", [])
-    given = b""
-    if len(values) == 1:
-        scheme, _, rest = values[0].partition(" ")
-        if scheme.lower() == "bearer":
-            given = rest.strip().encode("utf-8", "surrogateescape")
-    if not hmac.compare_digest(given, key):
-        raise RequestError(
-            "a valid key is required: send the header Authorization: Bearer KEY",
-            status=401,
-            type="authentication_error",
-            code="invalid_api_key",
-        )
+    bearers = request.headers.getall("Authorization", [])
+    keys = request.headers.getall("x-api-key", []) if is_messages(path) else []
+    given = [_bearer(value) for value in bearers] + [value.strip() for value in keys]
+    matches = [hmac.compare_digest(value.encode("utf-8", "surrogateescape"), key) for value in given]
+    if matches and all(matches) and len(bearers) <= 1 and len(keys) <= 1:
+        return
+    also = " (or x-api-key: KEY; where both are sent, both must match)" if is_messages(path) else ""
+    raise RequestError(
+        f"a valid key is required: send the header Authorization: Bearer KEY{also}",
+        status=401,
+        type="authentication_error",
+        code="invalid_api_key",
+    )
+
+
+def _bearer(value: str) -> str:
+    """Returns the key in a value of Authorization, nothing for another scheme."""
+    scheme, _, rest = value.partition(" ")
+    return rest.strip() if scheme.lower() == "bearer" else ""
+
+
+def check_version(request: web.BaseRequest) -> None:
+    """Raises RequestError (400) unless a request to the Messages API names one version of it that is served."""
+    if not is_messages(request.path):
+        return
+    values = request.headers.getall("anthropic-version", [])
+    if len(values) == 1 and values[0] in API_VERSIONS:
+        return
+    seen = f"{shown(', '.join(values))}: not served here" if values else "the header is missing"
+    raise RequestError(f"anthropic-version: {seen}; send {' or '.join(API_VERSIONS)}", param="anthropic-version")

@@ -1,19 +1,19 @@
-"""Request bodies: read with a bound each and a bound together, then decompressed with a bound."""
+"""Request bodies: what may be sent, and reading it with a bound each, a bound together, and bounds of time."""
 
 from __future__ import annotations
 
 import asyncio
-import zlib
+from collections.abc import Sequence
 
 from aiohttp import web
 
 from flare.errors import RequestError
+from flare.http.codings import CODINGS, too_large
+from flare.http.errors import Refusal
+from flare.protocols.decoding import shown
 
-ENCODINGS = ("identity", "gzip", "deflate")
-CHUNK_BYTES = 1 << 16
-MAX_MEMBERS = 64
-"""The most members of a gzip body: an empty one has 20 bytes and no output, so the size bounds do not count them."""
-WINDOW_BITS = {"gzip": zlib.MAX_WBITS | 16, "deflate": zlib.MAX_WBITS}
+# What a web page's script may send without its user's browser asking this server first is none of these types.
+JSON_TYPES = ("application/json", "text/json")
 
 
 class BodyMemory:
@@ -56,22 +56,38 @@ class BodyShare:
         self.held += size
 
 
-def too_large(limit: int) -> RequestError:
-    return RequestError(
-        f"the body is larger than this server's limit of {limit} bytes", status=413, type="request_too_large"
-    )
+def check_media_type(request: web.BaseRequest) -> None:
+    """Raises RequestError (415) for a body that cannot be, or may not pass for, JSON.
+
+    Command-line tools and HTTP libraries send JSON under whatever type is their default, so that other names than
+    application/json are taken for it. Not so from a web page (a request with `Origin`): a form or plain text would get
+    here without the browser's asking whether the page may, and whoever looks at the page would work for it.
+    """
+    if request.method != "POST" or "Content-Type" not in request.headers:
+        return
+    media = request.content_type
+    if media.startswith("multipart/") or (
+        "Origin" in request.headers and media not in JSON_TYPES and not media.endswith("+json")
+    ):
+        raise RequestError(
+            f"Content-Type: {shown(media)} is not served here; send JSON as application/json", status=415
+        )
 
 
-def content_coding(request: web.BaseRequest) -> str:
-    """Returns the body's coding. Raises RequestError (415) for one that is not known, or for several."""
+def content_coding(request: web.BaseRequest, codings: Sequence[str] = CODINGS) -> str:
+    """Returns the body's coding. Raises RequestError (415) for one that is not among `codings`, or for several."""
     value = ",".join(request.headers.getall("Content-Encoding", [])).strip().lower()
-    if value in ("", "identity"):
+    if value == "":
         return "identity"
     if value == "x-gzip":
-        return "gzip"
-    if value not in ENCODINGS:
-        text = f"Content-Encoding must be one of {', '.join(ENCODINGS)}; send the body uncompressed"
-        raise RequestError(text, status=415)
+        value = "gzip"
+    if value not in codings:
+        raise Refusal(
+            f"Content-Encoding: {shown(value)} is not served here, this route takes one of {', '.join(codings)}; "
+            "send the body uncompressed",
+            status=415,
+            headers={"Accept-Encoding": ", ".join(codings)},
+        )
     return value
 
 
@@ -104,46 +120,3 @@ async def read_body(
             raise RequestError(f"the body was not complete after {total_s:g} s") from None
         raise RequestError(f"the body did not go on for {silence_s:g} s") from None
     return body
-
-
-def decompress(body: bytes | bytearray, coding: str, limit: int) -> bytes | bytearray:
-    """Returns the decoded body; gzip may have up to MAX_MEMBERS members. For the worker pool.
-
-    Raises RequestError: 413 once more than `limit` bytes come out, 400 for data that is damaged, cut or has a tail.
-    """
-    if coding == "identity":
-        return body
-    decoded = bytearray()
-    with memoryview(body) as view:
-        position = _inflate(view, 0, coding, decoded, limit)
-        members = 1
-        while position < len(view):
-            if coding == "deflate":
-                raise RequestError("the body goes on after the end of its deflate data")
-            if members == MAX_MEMBERS:
-                raise RequestError(f"the body has more than {MAX_MEMBERS} gzip members; send it as one")
-            position = _inflate(view, position, coding, decoded, limit)
-            members += 1
-    return decoded
-
-
-def _inflate(view: memoryview, position: int, coding: str, decoded: bytearray, limit: int) -> int:
-    """Appends one compressed stream's data, from `position` on, to `decoded`; returns the position of its end.
-
-    Slices go in, so that what zlib copies of the input that it leaves is never more than one of them.
-    """
-    stream = zlib.decompressobj(WINDOW_BITS[coding])
-    while not stream.eof:
-        given = view[position : position + CHUNK_BYTES]
-        try:
-            piece = stream.decompress(given, min(CHUNK_BYTES, limit + 1 - len(decoded)))
-        except zlib.error:
-            raise RequestError(f"the body is not valid {coding} data") from None
-        # At its end zlib says what it left in `unused_data` alone; `unconsumed_tail` may still hold an earlier rest.
-        position += len(given) - len(stream.unused_data if stream.eof else stream.unconsumed_tail)
-        decoded += piece
-        if len(decoded) > limit:
-            raise too_large(limit)
-        if not given and not piece and not stream.eof:  # all input is in and all output is out
-            raise RequestError(f"the body ends in the middle of its {coding} data")
-    return position

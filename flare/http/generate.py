@@ -15,9 +15,11 @@ from flare.conversation import Event, Text
 from flare.errors import RequestError
 from flare.generation import Answer, Listener
 from flare.http.admission import Admission
-from flare.http.bodies import BodyMemory, content_coding, decompress, read_body
+from flare.http.bodies import BodyMemory, content_coding, read_body
+from flare.http.codings import decompress
 from flare.http.errors import bytes_response, error_response, failure
 from flare.http.sse import HEADERS, EventStream, Keeper
+from flare.metrics import Metrics
 from flare.protocols.endpoint import Collected, Decoded, GenerationEndpoint, Response
 from flare.runtime import Prepared, Runtime
 
@@ -36,6 +38,7 @@ class Generator:
         self.keeper = Keeper(settings.keepalive_comment_s)
         self.pool = ThreadPoolExecutor(settings.frontend_threads, thread_name_prefix="flare-frontend")
         self.answers: set[Answer] = set()
+        self.metrics = Metrics()
         self.closing = False
 
     def handler(self, endpoint: GenerationEndpoint) -> Any:
@@ -61,35 +64,43 @@ class Generator:
             more = prepared.choices - 1
             self.admission.take(more, held=places)
             places += more
-            response = Response.begin(endpoint.id_prefix, self.runtime.model, decoded, prepared.prompt_tokens)
-            if decoded.stream:
-                stream = EventStream()
-                listener = stream_listener(stream, endpoint, response)
-                echo(echoed, prepared, listener)
-                answer = self._submit(prepared, listener, stream.end, arrived_at)
-                begun = True
-                return await self._stream(request, stream, response)
-            collected = Collected(prepared.choices)
-            done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            response = Response.begin(
+                endpoint.id_prefix,
+                self.runtime.model,
+                decoded,
+                prepared.prompt_tokens,
+                prepared.prompts,
+                arrived_at,
+            )
+            with self.metrics.answer(prepared.choices, arrived_at) as meter:
+                if decoded.stream:
+                    stream = EventStream()
+                    listener = stream_listener(stream, endpoint, response)
+                    echo(echoed, prepared, listener)
+                    answer = self._submit(prepared, meter.over(listener), stream.end, arrived_at)
+                    begun = True
+                    return await self._stream(request, stream, response)
+                collected = Collected(prepared.choices)
+                done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-            def listen(event: Event) -> None:
-                if collected.add(event) and not done.done():
-                    done.set_result(None)
+                def listen(event: Event) -> None:
+                    if collected.add(event) and not done.done():
+                        done.set_result(None)
 
-            def close() -> None:
-                if not done.done():
-                    done.set_exception(RuntimeError("the answer could not be collected"))
+                def close() -> None:
+                    if not done.done():
+                        done.set_exception(RuntimeError("the answer could not be collected"))
 
-            echo(echoed, prepared, listen)
-            answer = self._submit(prepared, listen, close, arrived_at)
-            await done
-            if collected.failed is not None:
-                raise collected.failed.error
-            return bytes_response(endpoint.encode(response, collected), headers=request_id(response))
+                echo(echoed, prepared, listen)
+                answer = self._submit(prepared, meter.over(listen), close, arrived_at)
+                await done
+                if collected.failed is not None:
+                    raise collected.failed.error
+                return bytes_response(endpoint.encode(response, collected), headers=request_id(response))
         except Exception as error:
             if response is None or begun:
                 raise
-            return error_response(failure(error), headers=request_id(response))
+            return error_response(failure(error), headers=request_id(response), envelope=endpoint.error)
         finally:
             if answer is not None:
                 answer.cancel()
@@ -114,6 +125,7 @@ class Generator:
         limit = self.settings.max_body_bytes
         decoded = endpoint.decode(decompress(body, coding, limit), self.runtime.model)
         prepared = self.runtime.prepare(decoded.generation)
+        endpoint.admit(prepared.prompt_tokens, decoded, self.runtime.model)
         if not decoded.echo:
             return decoded, prepared, []
         echoed = self.runtime.prompt_texts(decoded.generation)

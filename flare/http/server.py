@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
+import resource
 import socket
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ from aiohttp import web
 
 from flare.config import ServerSettings
 from flare.http.app import App
-from flare.http.errors import error_response, failure, not_http
+from flare.http.connections import Connections
 from flare.http.generate import shutting_down
 from flare.runtime import Runtime
 
@@ -20,44 +20,17 @@ if TYPE_CHECKING:
     from flare.engine import Delivery
 
 BACKLOG = 1024
-
-_log = logging.getLogger("flare.http")
-
-
-class Connection(web.RequestHandler):
-    """A connection whose errors outside of any handler, such as broken HTTP, have the shape of all others."""
-
-    def handle_error(
-        self,
-        request: web.BaseRequest,
-        status: int = 500,
-        exc: BaseException | None = None,
-        message: str | None = None,
-    ) -> web.StreamResponse:
-        if request.writer.output_size > 0:
-            raise ConnectionError("a response has begun, an error cannot follow it")
-        if status < 500:
-            _log.debug("a connection sent what is not HTTP")
-            error = not_http()
-        else:
-            error = failure(exc if isinstance(exc, Exception) else RuntimeError(message))
-        response = error_response(error)
-        response.force_close()
-        return response
+SPARE_FILES = 256
+"""Open files that are no connections: the core's, the loop's, and a margin."""
 
 
-class Connections(web.Server):
-    """Makes a `Connection` for each accepted socket."""
-
-    def __init__(self, app: App) -> None:
-        # A lost client cancels its handler.
-        super().__init__(app.handle, handler_cancellation=True)
-        self._loop = asyncio.get_running_loop()
-
-    def __call__(self) -> web.RequestHandler:
-        # Bodies stay as sent: they are decompressed elsewhere, with a bound.
-        options: dict[str, Any] = {"auto_decompress": False, "access_log": None, "logger": _log}
-        return Connection(self, loop=self._loop, **options)
+def raise_file_limit(wanted: int) -> None:
+    """Lets this process open `wanted` files, or as many as it may allow itself."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY:
+        wanted = min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 class Server:
@@ -81,8 +54,10 @@ class Server:
                 loop.call_soon_threadsafe(self.runtime.receive, batch)
 
         self.runtime.start(dispatch)
+        self.connections = self.app.connections = Connections(self.app.handle, self.settings)
+        raise_file_limit(self.settings.max_connections + SPARE_FILES)
         options: dict[str, Any] = {"shutdown_timeout": self.settings.shutdown_s}
-        self._runner = web.ServerRunner(Connections(self.app), handle_signals=False, **options)
+        self._runner = web.ServerRunner(self.connections, handle_signals=False, **options)
         await self._runner.setup()
         await web.SockSite(self._runner, sock, backlog=BACKLOG).start()
         self._keeper = asyncio.create_task(self.generator.keeper.run())

@@ -1,11 +1,12 @@
 """What a model writes besides its answer: reasoning, and calls of tools.
 
-A *syntax* (one file each) is a machine that takes tokens with their text and returns pieces: answer text, reasoning
-text, completed calls. It is linear in the length of the output and does not depend on how the output is cut into
-steps. `rules.py` checks the calls against what the request allowed; `make_output` puts both together for one choice.
-The core names its syntax; a core without one makes no machine at all, and its text is all answer.
+A *syntax* of calls (one file each) reads what follows its opener. `machine.py` finds openers and the delimiters of
+reasoning in tokens and their text, and returns pieces: answer text, reasoning, completed calls. `rules.py` checks the
+calls against what the request allowed. The core names its syntax; a core without one makes no machine at all, and its
+text is all answer.
 """
 
-from flare.output.interface import Output, OutputError, OutputSyntax, Piece, make_output
+from flare.output.interface import Output, OutputError, OutputSyntax, Piece
+from flare.output.machine import make_output
 
 __all__ = ["Output", "OutputError", "OutputSyntax", "Piece", "make_output"]

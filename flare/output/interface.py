@@ -1,13 +1,13 @@
-"""The interface of output machines, and the one place that chooses and builds them."""
+"""The interface of output machines, and what they are made from."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Literal, NamedTuple, Protocol
 
 import msgspec
 
-from flare.conversation import ToolCall, Tools
+from flare.conversation import ToolCall
 
 
 class OutputError(Exception):
@@ -36,22 +36,59 @@ class Piece(NamedTuple):
 
 
 class Output(Protocol):
-    """The machine of one choice. Both methods raise OutputError."""
+    """The machine of one choice.
 
-    def push(self, token: int, text: str) -> Sequence[Piece]:
-        """Takes a token and the text that it made certain, which may be empty; returns the pieces that are certain."""
+    Both methods raise OutputError while their pieces are taken: those that came before it are part of the answer. Pieces
+    are to be taken before the next token is pushed, unless the answer ends there.
+    """
+
+    reasoning_tokens: int
+    """How many tokens so far were reasoning, delimiters left out."""
+
+    def push(self, token: int, text: str) -> Iterable[Piece]:
+        """Takes a token and the text that it made certain, which may be empty; returns the pieces that are certain.
+
+        A negative token stands for text that belongs to none.
+        """
         ...
 
-    def end(self, *, natural: bool) -> Sequence[Piece]:
+    def end(self, *, natural: bool) -> Iterable[Piece]:
         """Returns what was held back. `natural`: the model ended the answer itself, or a stop did; not a limit."""
         ...
 
 
-def make_output(syntax: OutputSyntax, tools: Tools, *, opens_reasoning: bool, call_prefix: str) -> Output | None:
-    """Returns a machine for one choice, None where all text is answer.
+class CallReader(Protocol):
+    """Reads what follows the opener of a call, as one syntax has it; one reader serves all calls behind one opener."""
 
-    `opens_reasoning`: the prompt ends within reasoning. Ids of calls begin with `call_prefix` and are unique in it.
-    """
-    if syntax.tools is None and syntax.reasoning is None:
-        return None
-    raise NotImplementedError
+    @property
+    def held(self) -> str:
+        """What it has consumed and not used: the opener first, if no call has begun."""
+        ...
+
+    @property
+    def certain(self) -> int:
+        """How many characters of `held` are text if no call stands here; the rest is to be looked at again."""
+        ...
+
+    @property
+    def call(self) -> tuple[str, str]:
+        """Name and arguments, a JSON object as text, of the call that was completed last."""
+        ...
+
+    @property
+    def within(self) -> bool:
+        """A call has begun and is not complete: all that comes belongs to it."""
+        ...
+
+    @property
+    def incomplete(self) -> bool:
+        """An answer that ended here would lack the rest of a call, or of what could become one."""
+        ...
+
+    def feed(self, data: str, at: int) -> tuple[Literal["more", "begun", "call", "text", "done"], int]:
+        """Reads on from `data[at]`; returns what came of it, and where it stopped. Raises OutputError.
+
+        more: undecided or within a call, all of `data` is taken. begun: from here on it is a call and nothing else.
+        call: a call is complete. text: no call stands here. done: the end of what the opener opened.
+        """
+        ...

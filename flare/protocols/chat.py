@@ -7,65 +7,48 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from flare.conversation import Conversation, GenerationRequest, Message, Role
+from flare.conversation import Conversation, GenerationRequest
 from flare.errors import RequestError
 from flare.protocols import fields as shared
-from flare.protocols.decoding import decode_body, shown
+from flare.protocols.chat_messages import ChatMessage, decode_message
+from flare.protocols.chat_tools import OfferedTool, ToolChoice, decode_tools
+from flare.protocols.chunks import ChunkEncoder, ChunkFormat
+from flare.protocols.decoding import decode_body
 from flare.protocols.encoding import (
-    FINISH_REASONS,
-    ChunkEncoder,
+    Observations,
+    call_object,
     context_object,
     error_object,
+    finish_reason,
     timings_object,
     total_usage,
 )
-from flare.protocols.endpoint import Collected, Decoded, Response, encode_json
+from flare.protocols.endpoint import Collected, Decoded, Outcome, Response, encode_json
 from flare.protocols.thinking import decode_thinking
 from flare.served import ServedModel
-
-
-class ContentPart(msgspec.Struct, forbid_unknown_fields=True):
-    """A part of a message. `cache_control` is a hint without an effect."""
-
-    type: str
-    text: str | None = None
-    cache_control: Any = None
-    file: Any = None
-    image_url: Any = None
-    input_audio: Any = None
-    refusal: Any = None
-
-
-class ChatMessage(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """A message as clients send it, and as they send back what this server answered."""
-
-    role: str
-    content: str | list[ContentPart] | None = None
-    name: str | None = None
-    reasoning_content: str | None = None
-    reasoning: str | None = None
-    annotations: Any = None
-    audio: Any = None
-    function_call: Any = None
-    refusal: Any = None
-    tool_call_id: Any = None
-    tool_calls: Any = None
 
 
 class ChatRequest(shared.CommonFields, kw_only=True):
     """The body of a Chat Completions request."""
 
     messages: Annotated[list[ChatMessage], Meta(min_length=1)]
-    top_logprobs: Any = None
+    tools: list[OfferedTool] | None = None
+    tool_choice: str | ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    return_token_timestamps: bool | None = None
+
     audio: Any = None
     chat_template: Any = None
-    continue_final_message: Any = None
     documents: Any = None
+    include_reasoning: Any = None
+    media_io_kwargs: Any = None
     mm_processor_kwargs: Any = None
     modalities: Any = None
     moderation: Any = None
     prediction: Any = None
+    top_logprobs: Any = None
     verbosity: Any = None
     web_search_options: Any = None
 
@@ -74,8 +57,9 @@ UNBUILT = dict(shared.UNBUILT) | {
     "add_special_tokens": (False,),
     "audio": (),
     "chat_template": (),
-    "continue_final_message": (False,),
     "documents": ([],),
+    "include_reasoning": (True,),
+    "media_io_kwargs": ({},),
     "mm_processor_kwargs": ({},),
     "modalities": (["text"],),
     "moderation": (),
@@ -84,15 +68,16 @@ UNBUILT = dict(shared.UNBUILT) | {
     "verbosity": ("medium",),
     "web_search_options": (),
 }
-UNBUILT_MESSAGE: dict[str, tuple[Any, ...]] = {
-    "audio": (),
-    "function_call": (),
-    "tool_call_id": (),
-    "tool_calls": ([],),
-    "refusal": (),
-}
-UNBUILT_PART: dict[str, tuple[Any, ...]] = {"file": (), "image_url": (), "input_audio": (), "refusal": ()}
-ROLES: dict[str, Role] = {"system": "system", "developer": "developer", "user": "user", "assistant": "assistant"}
+CHUNKS = ChunkFormat(
+    object="chat.completion.chunk",
+    text=b'"delta":{"content":',
+    reasoning=b'"delta":{"reasoning_content":',
+    call=b'"delta":{"tool_calls":[',
+    close=b"}",
+    role={"delta": {"role": "assistant", "content": ""}},
+    nothing={"delta": {}},
+    chat=True,
+)
 
 DECODER = msgspec.json.Decoder(ChatRequest)
 
@@ -111,10 +96,13 @@ class ChatCompletions:
             raise RequestError(text, param="messages")
         limit, limit_field = shared.output_limit(request, least=1)
         conversation = Conversation(
-            messages=[_message(message, f"messages[{i}]") for i, message in enumerate(request.messages)],
+            messages=[decode_message(message, f"messages[{i}]", model) for i, message in enumerate(request.messages)],
             thinking=decode_thinking(request, [level["id"] for level in model.thinking["levels"]]),
             add_generation_prompt=request.add_generation_prompt is not False,
+            continue_final=_continues(request, model),
+            tools=decode_tools(request.tools, request.tool_choice, request.parallel_tool_calls, model),
         )
+        observations = Observations(request.return_token_ids or False, request.return_token_timestamps or False)
         return shared.decoded(
             request,
             GenerationRequest(
@@ -127,19 +115,26 @@ class ChatCompletions:
                 stop=shared.stop_strings(request),
                 stop_token_ids=shared.stop_tokens(request, model.vocabulary),
                 ignore_eos=request.ignore_eos or False,
+                observe=bool(observations),
             ),
+            observations,
         )
+
+    def admit(self, prompt_tokens: int, decoded: Decoded, model: ServedModel) -> None:
+        """Takes any prompt that fits the context, which bounds the answer."""
 
     def encode(self, response: Response, collected: Collected) -> bytes:
         outcomes = collected.outcomes()
         ends = [outcome.end for outcome in outcomes]
-        choices: list[dict[str, Any]] = [
+        shows: Observations = response.decoded.details
+        choices = [
             {
                 "index": index,
-                "message": {"role": "assistant", "content": outcome.text, "refusal": None, "annotations": []},
+                "message": _message(outcome),
                 "logprobs": None,
-                "finish_reason": FINISH_REASONS[outcome.end.cause],
+                "finish_reason": finish_reason(outcome.end),
                 "stop_reason": outcome.end.cause,
+                **shows.members(outcome.ids, outcome.times, response.arrived_at),
             }
             for index, outcome in enumerate(outcomes)
         ]
@@ -151,7 +146,8 @@ class ChatCompletions:
                 "model": response.model.id,
                 "system_fingerprint": response.model.fingerprint,
                 "choices": choices,
-                "usage": total_usage(ends, response.decoded.generation.n, reasoning=0),
+                **({"prompt_token_ids": response.prompts[0]} if shows.ids else {}),
+                "usage": total_usage(ends, response.decoded.generation.n, chat=True),
                 "flare_context": context_object(ends, response.model),
                 "timings": timings_object(ends),
             }
@@ -161,39 +157,39 @@ class ChatCompletions:
         return error_object(error)
 
     def stream(self, response: Response) -> ChunkEncoder:
-        return ChunkEncoder(
-            response,
-            "chat.completion.chunk",
-            text_member=(b'"delta":{"content":', b"}"),
-            no_delta={"delta": {}},
-            role_delta={"delta": {"role": "assistant", "content": ""}, "logprobs": None},
-            reasoning=0,
-        )
+        return ChunkEncoder(response, CHUNKS)
 
 
-def _message(message: ChatMessage, path: str) -> Message:
-    """Returns the neutral message. Raises RequestError naming the field that cannot be taken."""
-    role = ROLES.get(message.role)
-    if role is None:
-        text = f"{path}.role: {shown(message.role)!r} is not one of {', '.join(ROLES)}"
-        raise RequestError(text, param=f"{path}.role")
-    shared.refuse_unbuilt(message, UNBUILT_MESSAGE, f"{path}.")
-    if message.content is None:
-        raise RequestError(f"{path}.content: this field is required", param=f"{path}.content")
-    if isinstance(message.content, str):
-        content = message.content
+def _continues(request: ChatRequest, model: ServedModel) -> bool:
+    """Returns whether the last message is to be continued. Raises RequestError where it cannot be."""
+    if not request.continue_final_message:
+        return False
+    last = request.messages[-1]
+    if request.add_generation_prompt:
+        text = "cannot be combined with add_generation_prompt; send one of them"
+    elif model.continuation is None:
+        text = "this model's chat template cannot continue a message; end with a user's message"
+    elif last.role != "assistant":
+        text = "the last message must be an assistant's"
+    elif last.tool_calls:
+        text = "a message with tool_calls cannot be continued"
     else:
-        parts = (_part(part, f"{path}.content[{i}]") for i, part in enumerate(message.content))
-        content = "\n\n".join(parts)
-    reasoning = message.reasoning_content if message.reasoning_content is not None else message.reasoning
-    return Message(role, content, reasoning if role == "assistant" else None)
+        return True
+    raise RequestError(f"continue_final_message: {text}", param="continue_final_message")
 
 
-def _part(part: ContentPart, path: str) -> str:
-    if part.type != "text":
-        text = f"{path}.type: {shown(part.type)!r} parts are not supported by this model; only text is"
-        raise RequestError(text, param=f"{path}.type", code="unsupported_parameter")
-    shared.refuse_unbuilt(part, UNBUILT_PART, f"{path}.")
-    if part.text is None:
-        raise RequestError(f"{path}.text: this field is required", param=f"{path}.text")
-    return part.text
+def _message(outcome: Outcome) -> dict[str, Any]:
+    """Returns the message of a choice; what it does not have, content aside, is left out."""
+    calls = outcome.calls
+    text = outcome.text
+    message: dict[str, Any] = {
+        "role": "assistant",
+        "content": None if calls and not text else text,
+        "refusal": None,
+        "annotations": [],
+    }
+    if outcome.reasoning is not None:
+        message["reasoning_content"] = outcome.reasoning
+    if calls:
+        message["tool_calls"] = [call_object(call) for call in calls]
+    return message

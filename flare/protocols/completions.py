@@ -10,12 +10,13 @@ from msgspec import Meta
 from flare.conversation import GenerationRequest, RawPrompt
 from flare.errors import RequestError
 from flare.protocols import fields as shared
+from flare.protocols.chunks import ChunkEncoder, ChunkFormat
 from flare.protocols.decoding import decode_body
 from flare.protocols.encoding import (
-    FINISH_REASONS,
-    ChunkEncoder,
+    Observations,
     context_object,
     error_object,
+    finish_reason,
     timings_object,
     total_usage,
 )
@@ -30,11 +31,22 @@ class CompletionRequest(shared.CommonFields, kw_only=True):
     prompt: str | list[str | int | list[int]]
     best_of: Annotated[int, Meta(ge=1)] | None = None
     echo: bool | None = None
+    parallel_tool_calls: Any = None
+    prompt_embeds: Any = None
+    return_token_timestamps: Any = None
+    tool_choice: Any = None
+    tools: Any = None
 
 
 UNBUILT = {name: neutral for name, neutral in shared.UNBUILT.items() if name not in ("best_of", "echo")} | {
-    "add_special_tokens": (True,)
+    "add_special_tokens": (True,),
+    "parallel_tool_calls": (True, False),
+    "prompt_embeds": (),
+    "return_token_timestamps": (False,),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
 }
+CHUNKS = ChunkFormat(object="text_completion", text=b'"text":', close=b"", nothing={"text": ""}, chat=False)
 
 DECODER = msgspec.json.Decoder(CompletionRequest)
 
@@ -65,20 +77,29 @@ class Completions:
                 stop=shared.stop_strings(request),
                 stop_token_ids=shared.stop_tokens(request, model.vocabulary),
                 ignore_eos=request.ignore_eos or False,
+                observe=request.return_token_ids or False,
             ),
+            Observations(ids=request.return_token_ids or False),
             echo=request.echo or False,
         )
+
+    def admit(self, prompt_tokens: int, decoded: Decoded, model: ServedModel) -> None:
+        """Takes any prompt that fits the context, which bounds the answer."""
 
     def encode(self, response: Response, collected: Collected) -> bytes:
         outcomes = collected.outcomes()
         ends = [outcome.end for outcome in outcomes]
+        shows: Observations = response.decoded.details
+        n = response.decoded.generation.n
         choices = [
             {
                 "index": index,
                 "text": outcome.text,
                 "logprobs": None,
-                "finish_reason": FINISH_REASONS[outcome.end.cause],
+                "finish_reason": finish_reason(outcome.end),
                 "stop_reason": outcome.end.cause,
+                **({"prompt_token_ids": response.prompts[index // n]} if shows.ids else {}),
+                **shows.members(outcome.ids, outcome.times, response.arrived_at),
             }
             for index, outcome in enumerate(outcomes)
         ]
@@ -90,7 +111,7 @@ class Completions:
                 "model": response.model.id,
                 "system_fingerprint": response.model.fingerprint,
                 "choices": choices,
-                "usage": total_usage(ends, response.decoded.generation.n, reasoning=None),
+                "usage": total_usage(ends, n, chat=False),
                 "flare_context": context_object(ends, response.model),
                 "timings": timings_object(ends),
             }
@@ -100,14 +121,7 @@ class Completions:
         return error_object(error)
 
     def stream(self, response: Response) -> ChunkEncoder:
-        return ChunkEncoder(
-            response,
-            "text_completion",
-            text_member=(b'"text":', b""),
-            no_delta={"text": ""},
-            role_delta=None,
-            reasoning=None,
-        )
+        return ChunkEncoder(response, CHUNKS)
 
 
 def _prompts(prompt: str | list[Any], model: ServedModel) -> list[str | list[int]]:

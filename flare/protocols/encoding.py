@@ -1,13 +1,14 @@
-"""What the answers of Chat Completions and Completions have in common: usage, context, timings, stream chunks."""
+"""What the answers of Chat Completions and Completions have in common: usage, context, timings, calls, observations."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from flare.conversation import Event, Failed, Finished, Text
+import msgspec
+
+from flare.conversation import Finished, ToolCall
 from flare.errors import RequestError
-from flare.protocols.endpoint import Response, encode_json
 from flare.served import ServedModel
 
 FINISH_REASONS: Mapping[str, str] = {
@@ -18,12 +19,34 @@ FINISH_REASONS: Mapping[str, str] = {
     "cancelled": "stop",
 }
 
-DONE = b"data: [DONE]\n\n"
+
+class Observations(msgspec.Struct, frozen=True):
+    """What an answer shows of its tokens: their ids, with those of the prompt, and when they came."""
+
+    ids: bool = False
+    times: bool = False
+
+    def __bool__(self) -> bool:
+        return self.ids or self.times
+
+    def members(self, ids: Sequence[int], times: Sequence[float], arrived_at: float) -> dict[str, Any]:
+        """Returns the members of a choice. `times`, one a token, are in seconds on the clock of `arrived_at`."""
+        members: dict[str, Any] = {}
+        if self.ids:
+            members["token_ids"] = ids
+        if self.times:
+            members["token_timestamps"] = [_ms(at - arrived_at) for at in times]
+        return members
 
 
-def frame(value: Any) -> bytes:
-    """Returns one SSE data frame."""
-    return b"data: " + encode_json(value) + b"\n\n"
+def finish_reason(end: Finished) -> str:
+    """Returns why a choice ended: a limit goes before completed calls, which go before everything else."""
+    return "tool_calls" if end.called else FINISH_REASONS[end.cause]
+
+
+def call_object(call: ToolCall) -> dict[str, Any]:
+    """Returns a call of a function as a message shows it."""
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 
 def error_object(error: RequestError) -> dict[str, Any]:
@@ -45,11 +68,15 @@ def usage_object(prompt: int, cached: int, completion: int, *, reasoning: int | 
     return usage
 
 
-def total_usage(ends: Sequence[Finished], n: int, *, reasoning: int | None) -> dict[str, Any]:
-    """Returns the usage of a whole answer: each prompt counts once, through its first choice."""
+def total_usage(ends: Sequence[Finished], n: int, *, chat: bool) -> dict[str, Any]:
+    """Returns the usage of a whole answer: each prompt counts once, through its first choice.
+
+    `chat`: reasoning is counted too.
+    """
     firsts = ends[::n]
     prompt = sum(end.prompt_tokens for end in firsts)
     cached = sum(end.cached_tokens for end in firsts)
+    reasoning = sum(end.reasoning_tokens for end in ends) if chat else None
     return usage_object(prompt, cached, sum(end.completion_tokens for end in ends), reasoning=reasoning)
 
 
@@ -84,119 +111,3 @@ def timings_object(ends: Sequence[Finished]) -> dict[str, Any]:
 
 def _ms(seconds: float) -> float:
     return round(seconds * 1e3, 3)
-
-
-class ChunkEncoder:
-    """Events to the chunks of a Chat Completions or Completions stream.
-
-    What does not change between the chunks of a choice is encoded once; a token costs one escaped string and two joins.
-    `role_delta` and `no_delta` are the members of a choice without text (None: there is no such chunk), `text_member`
-    is the JSON around the text.
-    """
-
-    def __init__(
-        self,
-        response: Response,
-        object_name: str,
-        *,
-        text_member: tuple[bytes, bytes],
-        no_delta: Mapping[str, Any],
-        role_delta: Mapping[str, Any] | None,
-        reasoning: int | None,
-    ) -> None:
-        decoded = response.decoded
-        self.response = response
-        self.reasoning = reasoning
-        self.include_usage = decoded.include_usage
-        self.continuous = decoded.include_usage and decoded.continuous_usage
-        self.no_delta = no_delta
-        self.role_delta = role_delta
-        self.n = decoded.generation.n
-        choices = self.n * len(decoded.generation.prompts)
-        self.ends: list[Finished | None] = [None] * choices
-        self.begun = [False] * choices
-        self.open = choices
-        self.ended = False
-        self.counted = 0
-        self.cached = [0] * len(decoded.generation.prompts)
-        self.envelope: dict[str, Any] = {
-            "id": response.id,
-            "object": object_name,
-            "created": response.created,
-            "model": response.model.id,
-            "system_fingerprint": response.model.fingerprint,
-        }
-        before = b"data: " + encode_json(self.envelope)[:-1] + b',"choices":[{"index":'
-        self.heads = [b"%b%d,%b" % (before, index, text_member[0]) for index in range(choices)]
-        self.tail = text_member[1] + b',"logprobs":null,"finish_reason":null}]'
-        self.tail += b"" if self.continuous else b',"usage":null}\n\n' if self.include_usage else b"}\n\n"
-
-    def encode(self, event: Event) -> bytes:
-        """Returns the frames of one event; empty when it shows nothing."""
-        if type(event) is Text:
-            index = event.choice
-            self.counted += event.tokens
-            self._cached(index, event.cached_tokens)
-            if self.begun[index]:
-                return self._text(index, event.text) if event.text else b""
-            return self._begin(index) + (self._text(index, event.text) if event.text else b"")
-        if type(event) is Finished:
-            return self._finish(event)
-        assert type(event) is Failed
-        self.ended = True
-        return frame(error_object(event.error))
-
-    def _begin(self, index: int) -> bytes:
-        self.begun[index] = True
-        return (
-            b"" if self.role_delta is None else self._chunk({"index": index, **self.role_delta, "finish_reason": None})
-        )
-
-    def _text(self, index: int, text: str) -> bytes:
-        if self.continuous:
-            usage = b',"usage":' + encode_json(self._usage_so_far()) + b"}\n\n"
-            return self.heads[index] + encode_json(text) + self.tail + usage
-        return self.heads[index] + encode_json(text) + self.tail
-
-    def _finish(self, event: Finished) -> bytes:
-        index = event.choice
-        self.ends[index] = event
-        self.counted += event.tokens
-        self._cached(index, event.cached_tokens)
-        self.open -= 1
-        frames = b"" if self.begun[index] else self._begin(index)
-        if event.text:
-            frames += self._text(index, event.text)
-        model = self.response.model
-        choice = {
-            "index": index,
-            **self.no_delta,
-            "logprobs": None,
-            "finish_reason": FINISH_REASONS[event.cause],
-            "stop_reason": event.cause,
-        }
-        more = {"flare_context": context_object([event], model), "timings": timings_object([event])}
-        frames += self._chunk(choice, more)
-        if self.open:
-            return frames
-        self.ended = True
-        if self.include_usage:
-            ends = [end for end in self.ends if end is not None]
-            frames += frame(
-                {**self.envelope, "choices": [], "usage": total_usage(ends, self.n, reasoning=self.reasoning)}
-            )
-        return frames + DONE
-
-    def _chunk(self, choice: Mapping[str, Any], more: Mapping[str, Any] | None = None) -> bytes:
-        chunk = {**self.envelope, "choices": [choice], **(more or {})}
-        if self.include_usage:
-            chunk["usage"] = self._usage_so_far() if self.continuous else None
-        return frame(chunk)
-
-    def _usage_so_far(self) -> dict[str, Any]:
-        return usage_object(self.response.prompt_tokens, sum(self.cached), self.counted, reasoning=self.reasoning)
-
-    def _cached(self, index: int, tokens: int) -> None:
-        """Keeps what the first choice of a prompt took from a cache."""
-        if index % self.n == 0:
-            self.cached[index // self.n] = tokens

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol
 from uuid import uuid4
@@ -44,7 +45,8 @@ class Decoded(msgspec.Struct, frozen=True, kw_only=True):
 class Response:
     """What is the same in all objects of one response.
 
-    `created` is in Unix seconds, `prompt_tokens` counts each prompt once.
+    `created` is in Unix seconds, `prompt_tokens` counts each prompt once. `prompts` are the tokens of each prompt and
+    `arrived_at` is when the request came, on the monotonic clock: for answers that show them.
     """
 
     id: str
@@ -52,11 +54,28 @@ class Response:
     model: ServedModel
     decoded: Decoded
     prompt_tokens: int
+    prompts: Sequence[list[int]] = ()
+    arrived_at: float = 0.0
 
     @classmethod
-    def begin(cls, prefix: str, model: ServedModel, decoded: Decoded, prompt_tokens: int) -> Response:
-        id = prefix + uuid4().hex
-        return cls(id=id, created=int(time.time()), model=model, decoded=decoded, prompt_tokens=prompt_tokens)
+    def begin(
+        cls,
+        prefix: str,
+        model: ServedModel,
+        decoded: Decoded,
+        prompt_tokens: int,
+        prompts: Sequence[list[int]] = (),
+        arrived_at: float = 0.0,
+    ) -> Response:
+        return cls(
+            id=prefix + uuid4().hex,
+            created=int(time.time()),
+            model=model,
+            decoded=decoded,
+            prompt_tokens=prompt_tokens,
+            prompts=prompts,
+            arrived_at=arrived_at,
+        )
 
 
 class StreamEncoder(Protocol):
@@ -75,6 +94,9 @@ class GenerationEndpoint(Protocol):
     id_prefix: str
 
     def decode(self, body: bytes | bytearray, model: ServedModel) -> Decoded: ...
+
+    def admit(self, prompt_tokens: int, decoded: Decoded, model: ServedModel) -> None:
+        """Raises RequestError when the request, now that its prompt is in tokens, does not fit the protocol's rules."""
 
     def encode(self, response: Response, collected: Collected) -> bytes: ...
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import msgspec
@@ -10,6 +10,7 @@ from msgspec import Meta
 
 from flare.conversation import GenerationRequest, SamplingRequest
 from flare.errors import RequestError
+from flare.protocols.encoding import Observations
 from flare.protocols.endpoint import Decoded
 
 TokenCount = Annotated[int, Meta(ge=0, le=2**31 - 1)]
@@ -29,15 +30,9 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     include_obfuscation: bool | None = None
 
 
-class CommonFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """Fields of both endpoints; None is "not sent". `Any` marks those of UNBUILT and of the thinking controls."""
+class SamplingFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """How tokens are drawn, and which end a reply, on every endpoint; None is "not sent"."""
 
-    model: str | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    max_tokens: TokenCount | None = None
-    max_completion_tokens: TokenCount | None = None
-    n: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
     temperature: float | None = None
     top_k: Int32 | None = None
     top_p: float | None = None
@@ -46,9 +41,20 @@ class CommonFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     seed: Seed | None = None
-    stop: str | list[str] | None = None
     stop_token_ids: list[TokenCount] | None = None
     ignore_eos: bool | None = None
+
+
+class CommonFields(SamplingFields, kw_only=True):
+    """Fields of both endpoints; None is "not sent". `Any` marks those of UNBUILT and of the thinking controls."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: TokenCount | None = None
+    max_completion_tokens: TokenCount | None = None
+    n: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
+    stop: str | list[str] | None = None
 
     user: str | None = None
     metadata: dict[str, Any] | None = None
@@ -56,7 +62,7 @@ class CommonFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
     prompt_cache_options: dict[str, Any] | None = None
-    parallel_tool_calls: bool | None = None
+    return_token_ids: bool | None = None
 
     reasoning_effort: Any = None
     thinking_level: Any = None
@@ -75,16 +81,18 @@ class CommonFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     function_call: Any = None
     grammar: Any = None
     include_stop_str_in_output: Any = None
+    kv_transfer_params: Any = None
     length_penalty: Any = None
     logit_bias: Any = None
+    logits_processors: Any = None
     logprob_token_ids: Any = None
     logprobs: Any = None
     min_tokens: Any = None
     priority: Any = None
     prompt_logprobs: Any = None
+    repetition_detection: Any = None
+    request_id: Any = None
     response_format: Any = None
-    return_token_ids: Any = None
-    return_token_timestamps: Any = None
     return_tokens_as_token_ids: Any = None
     service_tier: Any = None
     skip_special_tokens: Any = None
@@ -94,10 +102,9 @@ class CommonFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     structured_outputs: Any = None
     suffix: Any = None
     thinking_token_budget: Any = None
-    tool_choice: Any = None
-    tools: Any = None
     truncate_prompt_tokens: Any = None
     use_beam_search: Any = None
+    vllm_xargs: Any = None
 
 
 INERT: Mapping[str, str] = {
@@ -108,7 +115,6 @@ INERT: Mapping[str, str] = {
     "prompt_cache_key": "prefixes are found by content",
     "prompt_cache_retention": "prefixes are found by content",
     "prompt_cache_options": "prefixes are found by content",
-    "parallel_tool_calls": "without tools there is nothing to limit",
 }
 """Fields that are checked for their type and then have no effect, with the reason."""
 
@@ -123,16 +129,18 @@ UNBUILT: Mapping[str, tuple[Any, ...]] = {
     "functions": ([],),
     "grammar": (),
     "include_stop_str_in_output": (False,),
+    "kv_transfer_params": ({},),
     "length_penalty": (1, 1.0),
     "logit_bias": ({},),
+    "logits_processors": ([],),
     "logprob_token_ids": ([],),
     "logprobs": (False,),
     "min_tokens": (0,),
     "priority": (0,),
     "prompt_logprobs": (),
+    "repetition_detection": (),
+    "request_id": (),
     "response_format": ({"type": "text"},),
-    "return_token_ids": (False,),
-    "return_token_timestamps": (False,),
     "return_tokens_as_token_ids": (False,),
     "service_tier": ("auto", "default"),
     "skip_special_tokens": (True,),
@@ -142,10 +150,9 @@ UNBUILT: Mapping[str, tuple[Any, ...]] = {
     "structured_outputs": (),
     "suffix": ("",),
     "thinking_token_budget": (),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
     "truncate_prompt_tokens": (-1,),
     "use_beam_search": (False,),
+    "vllm_xargs": ({},),
 }
 """Fields without their part of the engine: null and these neutral values pass, anything else is refused by name."""
 
@@ -165,7 +172,7 @@ def unsupported(param: str) -> RequestError:
     )
 
 
-def sampling_request(fields: CommonFields) -> SamplingRequest:
+def sampling_request(fields: SamplingFields) -> SamplingRequest:
     return SamplingRequest(
         temperature=fields.temperature,
         top_k=fields.top_k,
@@ -193,22 +200,34 @@ def output_limit(fields: CommonFields, *, least: int) -> tuple[int | None, str]:
 
 
 def stop_strings(fields: CommonFields) -> tuple[str, ...]:
-    """Returns the stop strings. Raises RequestError when there are too many, too long or empty ones."""
+    """Returns the strings of `stop`, see `checked_stops`."""
     if fields.stop is None:
         return ()
-    stops = (fields.stop,) if isinstance(fields.stop, str) else tuple(fields.stop)
+    return checked_stops([fields.stop] if isinstance(fields.stop, str) else fields.stop, "stop")
+
+
+def checked_stops(stops: Sequence[str], name: str) -> tuple[str, ...]:
+    """Returns the stop strings of the field `name`. Raises RequestError for too many, too long or empty ones."""
     if len(stops) > MAX_STOP_STRINGS:
-        raise RequestError(f"stop: {len(stops)} strings, the limit is {MAX_STOP_STRINGS}", param="stop")
+        raise RequestError(f"{name}: {len(stops)} strings, the limit is {MAX_STOP_STRINGS}", param=name)
     if "" in stops:
-        raise RequestError("stop: a stop string must not be empty", param="stop")
+        raise RequestError(f"{name}: a stop string must not be empty", param=name)
     size = sum(len(stop.encode()) for stop in stops)
     if size > MAX_STOP_BYTES:
-        raise RequestError(f"stop: {size} bytes of UTF-8 in all, the limit is {MAX_STOP_BYTES}", param="stop")
-    return stops
+        raise RequestError(f"{name}: {size} bytes of UTF-8 in all, the limit is {MAX_STOP_BYTES}", param=name)
+    return tuple(stops)
 
 
 def stop_tokens(fields: CommonFields, vocabulary: int) -> frozenset[int]:
-    """Returns the stop tokens. Raises RequestError for too many, for ids outside the vocabulary, and beside strings."""
+    """Returns the tokens of `stop_token_ids`, see `checked_stop_tokens`."""
+    return checked_stop_tokens(fields, vocabulary, "stop" if fields.stop else None)
+
+
+def checked_stop_tokens(fields: SamplingFields, vocabulary: int, strings: str | None) -> frozenset[int]:
+    """Returns the stop tokens; `strings` is the field with which the request gives stop strings, if it does.
+
+    Raises RequestError for too many, for ids outside the vocabulary, and beside strings.
+    """
     ids = fields.stop_token_ids or []
     if len(ids) > MAX_STOP_TOKENS:
         raise RequestError(f"stop_token_ids: {len(ids)} ids, the limit is {MAX_STOP_TOKENS}", param="stop_token_ids")
@@ -216,12 +235,15 @@ def stop_tokens(fields: CommonFields, vocabulary: int) -> frozenset[int]:
         if token >= vocabulary:
             text = f"stop_token_ids: {token} is outside the vocabulary of {vocabulary} tokens"
             raise RequestError(text, param="stop_token_ids")
-    if ids and fields.stop:
-        raise RequestError("stop_token_ids: cannot be combined with stop; send one of them", param="stop_token_ids")
+    if ids and strings is not None:
+        text = f"stop_token_ids: cannot be combined with {strings}; send one of them"
+        raise RequestError(text, param="stop_token_ids")
     return frozenset(ids)
 
 
-def decoded(fields: CommonFields, generation: GenerationRequest, *, echo: bool = False) -> Decoded:
+def decoded(
+    fields: CommonFields, generation: GenerationRequest, observations: Observations, *, echo: bool = False
+) -> Decoded:
     """Returns a decoded request with its stream options; those of a request that does not stream have no effect."""
     options = fields.stream_options or StreamOptions()
     return Decoded(
@@ -230,4 +252,5 @@ def decoded(fields: CommonFields, generation: GenerationRequest, *, echo: bool =
         include_usage=options.include_usage or False,
         continuous_usage=options.continuous_usage_stats or False,
         echo=echo,
+        details=observations,
     )

@@ -12,8 +12,9 @@ import zlib
 import pytest
 
 from flare.errors import RequestError
-from flare.http import bodies
-from flare.http.bodies import CHUNK_BYTES, MAX_MEMBERS, BodyMemory, decompress
+from flare.http import codings
+from flare.http.bodies import BodyMemory
+from flare.http.codings import CHUNK_BYTES, MAX_MEMBERS, decompress
 from tests.support.live_server import LiveServer, reply
 
 RAW = "/v1/completions"
@@ -41,7 +42,7 @@ def test_members_across_slices(size: int) -> None:
 
 def test_a_cut_stream_gives_all_its_output_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wherever a stream is cut, what zlib makes of it counts: one byte over the limit is too large, else it is cut."""
-    monkeypatch.setattr(bodies, "CHUNK_BYTES", 100)  # less than one match of 258 bytes, so that zlib holds some back
+    monkeypatch.setattr(codings, "CHUNK_BYTES", 100)  # less than one match of 258 bytes, so that zlib holds some back
     whole = gzip.compress(b" " * 20_000 + b"ab" * 10_000)
     for end in range(11, len(whole) - 8):
         size = len(zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(whole[:end]))

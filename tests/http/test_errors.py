@@ -42,31 +42,6 @@ def check_error(answer: tuple[int, dict[str, str], bytes], status: int, type: st
     return error
 
 
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("path", GOOD)
-def test_route_walk(server: LiveServer, path: str, stream: bool) -> None:
-    def post(body: Any, **headers: str) -> tuple[int, dict[str, str], bytes]:
-        return server.request("POST", path, body, AUTH | headers)
-
-    good = GOOD[path] | {"stream": stream}
-    check_error(server.request("POST", path, good), 401, "authentication_error")
-    check_error(post(b"{"), 400)
-    check_error(post(good | {"temperature": "hot"}), 400)
-    check_error(post(good | {"colour": 1}), 400)
-    check_error(post(b" " * (BODY_LIMIT + 1)), 413, "request_too_large")
-    check_error(post(good, **{"Content-Encoding": "br"}), 415)
-    check_error(post(good, **{"Content-Encoding": "gzip, gzip"}), 415)
-    check_error(server.request("GET", path, None, AUTH), 405)
-    server.replay.fail_next_step(ValueError("a secret"))
-    status, headers, data = post(good)
-    assert b"secret" not in data
-    if stream:
-        assert status == 200 and data.startswith(b'data: {"error":') and b"[DONE]" not in data and b"role" not in data
-    else:
-        check_error((status, headers, data), 500, "server_error")
-    assert post(good)[0] == 200
-
-
 @pytest.mark.parametrize("method", ["GET", "POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
 @pytest.mark.parametrize(
     "path", ["/", "/v1", "/v1/chat", "/v1/models/", "/v1/nope", "/favicon.ico", "/v1/chat/completions/"]
@@ -84,44 +59,6 @@ def test_methods(server: LiveServer) -> None:
     assert headers["allow"] == "GET, HEAD"
     assert server.request("HEAD", "/v1/models", None, AUTH)[0] == 200
     assert server.request("HEAD", "/health")[0] == 200
-
-
-@pytest.mark.parametrize(
-    "value",
-    [
-        "Bearer the-key",
-        "bearer the-key",
-        "Bearer  the-key",
-        "BEARER the-key ",
-    ],
-)
-def test_the_right_key(server: LiveServer, value: str) -> None:
-    assert server.request("GET", "/v1/models", None, {"Authorization": value})[0] == 200
-
-
-@pytest.mark.parametrize(
-    "value",
-    [
-        "",
-        "Bearer",
-        "Bearer ",
-        "Bearer the-key2",
-        "Bearer the-ke",
-        "Basic the-key",
-        "the-key",
-        "Bearer the-key, Bearer the-key",
-        "Bearer \xff",
-    ],
-)
-def test_wrong_keys(server: LiveServer, value: str) -> None:
-    answer = server.request("GET", "/v1/models", None, {"Authorization": value})
-    error = check_error(answer, 401, "authentication_error")
-    assert error["code"] == "invalid_api_key" and answer[1]["www-authenticate"] == "Bearer"
-
-
-def test_two_keys_are_none(server: LiveServer) -> None:
-    head = b"GET /v1/models HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer the-key\r\nAuthorization: Bearer other\r\n"
-    assert raw_status(server, head + b"Connection: close\r\n\r\n") == 401
 
 
 def test_health_is_open(server: LiveServer) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
+import random
 import socket
+import struct
 import threading
 from typing import Any
 
@@ -81,6 +83,54 @@ def test_clients_that_leave_at_every_point() -> None:
             server.idle()
         status, answer = server.post(RAW, {"prompt": "x", "max_tokens": 3})
         assert status == 200 and answer["choices"][0]["text"] == "aaa"
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_clients_killed_at_random(seed: int) -> None:
+    """Clients go away in the middle of heads, bodies and answers, politely or not, while others are answered: then every
+    place, page, byte and connection is free again, and nobody else noticed."""
+    draw = random.Random(seed)
+    settings = {"max_requests": 16, "body_silence_s": 5.0}
+    with LiveServer(script=lambda p, c: reply("a" * 40), replay={"slots": 3}, settings=settings) as server:
+        answers: list[tuple[int, bytes]] = []
+
+        def ask() -> None:
+            for _ in range(6):
+                status, _, data = server.request("POST", RAW, {"prompt": "x"})
+                answers.append((status, data))
+
+        patient = threading.Thread(target=ask)
+        patient.start()
+        crowd: list[socket.socket] = []
+        for _ in range(60):
+            body = json.dumps(
+                {"prompt": "x" * draw.randint(1, 90), "n": draw.randint(1, 3), "stream": draw.random() < 0.5}
+            )
+            whole = f"POST {RAW} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode()
+            connection = socket.create_connection(("127.0.0.1", server.port), timeout=30)
+            crowd.append(connection)
+            connection.sendall(whole if draw.random() < 0.7 else whole[: draw.randrange(len(whole))])
+            if draw.random() < 0.3:
+                connection.settimeout(0.002)
+                try:
+                    connection.recv(draw.randint(1, 300))
+                except TimeoutError:
+                    pass
+            while len(crowd) > draw.randint(0, 8):
+                leaver = crowd.pop(draw.randrange(len(crowd)))
+                if draw.random() < 0.5:  # a reset instead of an end
+                    leaver.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                leaver.close()
+        patient.join()
+        for connection in crowd:
+            connection.close()
+        server.idle()
+        server.until(lambda: server.server.connections.used == 0)
+        assert server.server.generator.bodies.used == 0
+        assert all(status == 200 and b"a" * 40 in data for status, data in answers if status != 429)
+        assert len(answers) == 6
+        status, answer = server.post(RAW, {"prompt": "x", "n": 16})
+        assert status == 200 and len(answer["choices"]) == 16  # all the places there are
 
 
 def test_a_paused_reader_loses_nothing() -> None:

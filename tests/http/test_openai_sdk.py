@@ -71,6 +71,28 @@ def test_streamed_completions(server: LiveServer) -> None:
         assert [choice.finish_reason for choice in own] == [None] * (len(own) - 1) + ["stop"]
 
 
+def test_a_continued_message() -> None:
+    """The prompt ends within the message, so that the answer is the rest of it."""
+    prompts: list[bytes] = []
+
+    def script(prompt: tuple[int, ...], choice: int) -> list[int]:
+        prompts.append(bytes(token for token in prompt if token < 256))
+        return reply(" day")
+
+    messages = [*MESSAGES, {"role": "assistant", "content": "Good"}]
+    with (
+        LiveServer(script=script, model={"continuation": "<|im_end|>\n"}) as server,
+        openai.OpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0) as client,
+    ):
+        extra = {"continue_final_message": True, "add_generation_prompt": False}
+        answer = client.chat.completions.create(model="any", messages=messages, max_tokens=1, extra_body=extra)
+        assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == (" ", "length")
+        assert prompts[-1] == b"user\nhello\nassistant\nGood"
+        with pytest.raises(openai.BadRequestError) as refused:
+            client.chat.completions.create(model="any", messages=MESSAGES, extra_body=extra)
+        assert refused.value.param == "continue_final_message"
+
+
 def test_models(client: openai.OpenAI) -> None:
     (model,) = client.models.list().data
     assert client.models.retrieve(model.id) == model  # sent as org%2Ftiny

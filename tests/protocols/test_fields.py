@@ -1,14 +1,18 @@
-"""Fields without an effect and fields without an engine part: the tables are complete, and mean what they say."""
+"""Every field is built, without an effect for a stated reason, or refused by name; the tables mean what they say."""
 
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 from typing import Any, get_type_hints
 
 import pytest
+from openai.types.chat.completion_create_params import CompletionCreateParamsBase as SdkChat
+from openai.types.completion_create_params import CompletionCreateParamsBase as SdkCompletions
 
 from flare.errors import RequestError
-from flare.protocols import chat, completions, fields
+from flare.protocols import chat, chat_messages, completions, fields
 from tests.support.live_server import make_model
 
 ENDPOINTS = {
@@ -16,6 +20,35 @@ ENDPOINTS = {
     "completions": (completions.Completions(), completions.CompletionRequest, completions.UNBUILT, {"prompt": "hi"}),
 }
 THINKING = {"reasoning_effort", "thinking_level", "reasoning", "enable_thinking", "thinking", "chat_template_kwargs"}
+SAMPLING = {"temperature", "top_k", "top_p", "min_p", "seed", "n"}
+PENALTIES = {"repetition_penalty", "presence_penalty", "frequency_penalty"}
+ENDS = {"max_tokens", "max_completion_tokens", "stop", "stop_token_ids", "ignore_eos"}
+SHOWN = {"stream", "stream_options", "return_token_ids"}
+BUILT = {
+    "chat": SAMPLING
+    | PENALTIES
+    | ENDS
+    | SHOWN
+    | THINKING
+    | {"messages", "tools", "tool_choice", "parallel_tool_calls", "return_token_timestamps"}
+    | {"add_generation_prompt", "continue_final_message"},
+    "completions": SAMPLING | PENALTIES | ENDS | SHOWN | THINKING | {"prompt", "best_of", "echo"},
+}
+SDK = {"chat": set(SdkChat.__annotations__), "completions": set(SdkCompletions.__annotations__)}
+VLLM_BOTH = """
+    add_special_tokens allowed_token_ids bad_words cache_salt ignore_eos include_stop_str_in_output kv_transfer_params
+    length_penalty logits_processors min_p min_tokens priority prompt_logprobs repetition_detection repetition_penalty
+    request_id return_token_ids return_tokens_as_token_ids skip_special_tokens spaces_between_special_tokens
+    stop_token_ids structured_outputs top_k truncate_prompt_tokens use_beam_search vllm_xargs
+"""
+VLLM = {
+    "chat": VLLM_BOTH
+    + """
+    add_generation_prompt chat_template chat_template_kwargs continue_final_message documents echo include_reasoning
+    media_io_kwargs mm_processor_kwargs thinking_token_budget
+""",
+    "completions": VLLM_BOTH + " prompt_embeds",
+}
 MEANINGS = [5, 0.5, "x", True, [1], {"a": 1}]
 
 
@@ -26,6 +59,46 @@ def test_every_untyped_field_is_in_one_of_the_tables(name: str) -> None:
     assert untyped == set(unbuilt) | THINKING
     assert set(fields.INERT) <= set(struct.__struct_fields__)
     assert not set(fields.INERT) & set(unbuilt)
+
+
+@pytest.mark.parametrize("name", ENDPOINTS)
+def test_every_field_has_one_fate(name: str) -> None:
+    _, struct, unbuilt, _ = ENDPOINTS[name]
+    assert sorted([*BUILT[name], *fields.INERT, *(set(unbuilt) - BUILT[name])]) == sorted(struct.__struct_fields__)
+
+
+@pytest.mark.parametrize("name", ENDPOINTS)
+def test_every_field_of_the_sdk_and_of_vllm_is_known(name: str) -> None:
+    _, struct, _, _ = ENDPOINTS[name]
+    known = set(struct.__struct_fields__)
+    assert SDK[name] <= known and "temperature" in SDK[name]
+    assert set(VLLM[name].split()) <= known
+
+
+@pytest.mark.parametrize("name", ENDPOINTS)
+def test_the_documents_list_the_fields(name: str, repository: Path) -> None:
+    """The table of built fields in the endpoint's section, and that of refused ones with the values that pass."""
+    _, _, unbuilt, _ = ENDPOINTS[name]
+    text = (repository / "docs/api.md").read_text()
+    title = {"chat": "Chat Completions", "completions": "Completions"}[name]
+    section = re.search(rf"^## {title}$(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
+    refused = re.search(r"^## Fields that are not served yet$(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
+    assert section and refused
+    listed = {field for line in section[1].splitlines() if line.startswith("| `") for field in ticked(line)}
+    assert listed == BUILT[name]
+    rows = [line for line in refused[1].splitlines() if line.startswith("| `")]
+    column = 1 if name == "chat" else 2
+    passing = {ticked(row)[0]: row.strip("|").split(" | ")[column].strip() for row in rows}
+    shown = {
+        field: ", ".join(f"`{json.dumps(value)}`" for value in unbuilt[field]) if field in unbuilt else "-"
+        for field in passing
+    }
+    assert set(unbuilt) <= set(passing) and {f: cell or "" for f, cell in passing.items()} == shown
+
+
+def ticked(line: str) -> list[str]:
+    """The names in the first cell of a table's row."""
+    return re.findall(r"`(\w+)`", line.split(" | ")[0])
 
 
 @pytest.mark.parametrize(("name", "field"), [(n, f) for n, (_, _, table, _) in ENDPOINTS.items() for f in table])
@@ -60,14 +133,13 @@ def test_inert_fields_pass(name: str) -> None:
         "prompt_cache_key": "k",
         "prompt_cache_retention": "24h",
         "prompt_cache_options": {"mode": "explicit"},
-        "parallel_tool_calls": False,
     }
     assert set(values) == set(fields.INERT)
     plain = endpoint.decode(json.dumps(minimal).encode(), make_model())
     assert endpoint.decode(json.dumps(minimal | values).encode(), make_model()) == plain
 
 
-@pytest.mark.parametrize("field", chat.UNBUILT_PART)
+@pytest.mark.parametrize("field", chat_messages.UNBUILT_PART)
 def test_a_text_part_carries_nothing_else(field: str) -> None:
     endpoint = ENDPOINTS["chat"][0]
 

@@ -71,7 +71,10 @@ def make_model(**changes: Any) -> ServedModel:
 
 
 class LiveServer:
-    """A server in a thread of this process. `replay` scripts it, `runtime` shows its state."""
+    """A server in a thread of this process. `replay` scripts it, `runtime` shows its state.
+
+    With `runtime` given it serves that one, and `replay` is unused.
+    """
 
     def __init__(
         self,
@@ -82,10 +85,11 @@ class LiveServer:
         replay: Mapping[str, Any] | None = None,
         max_waiting: int = 64,
         template: str = TEMPLATE,
+        runtime: Runtime | None = None,
     ) -> None:
         sizes: dict[str, Any] = {"max_context": 512, "max_step_tokens": 64, "kv_pages": 256} | dict(replay or {})
         self.replay = ScriptedReplay(vocabulary=VOCABULARY, script=script, **sizes)
-        self.runtime = Runtime(
+        self.runtime = runtime or Runtime(
             replay=self.replay,
             tokenizer=byte_tokenizer(),
             template=ChatTemplate(template, bos_token="<|bos|>", eos_token="<|im_end|>"),

@@ -1,0 +1,278 @@
+"""The machine that splits one choice's output into reasoning, answer text and calls.
+
+It sees each character a bounded number of times, and how the characters are cut into tokens does not matter, but for
+delimiters that are tokens themselves. What it decides where models and clients leave it open:
+
+- The line breaks right beside a reasoning delimiter belong to the delimiter.
+- White space that stands alone beside calls or reasoning is not answer text: an answer of calls only has no text.
+- A delimiter that is repeated, with nothing but white space between, is dropped. Any other that changes nothing is text.
+- A call that begins within reasoning ends it. Within a call everything is its data, delimiters too.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Generator, Iterable, Iterator
+
+from flare.conversation import Tools
+from flare.output.hermes import OPENER, HermesReader
+from flare.output.interface import CallReader, Output, OutputError, OutputSyntax, Piece
+from flare.output.rules import Rules
+
+READERS: dict[str, tuple[str, Callable[[], CallReader]]] = {"hermes": (OPENER, HermesReader)}
+"""Per syntax of calls: its opener, and what reads what follows."""
+
+
+def make_output(syntax: OutputSyntax, tools: Tools, *, opens_reasoning: bool, call_prefix: str) -> Output | None:
+    """Returns a machine for one choice, None where all text is answer.
+
+    `opens_reasoning`: the prompt ends within reasoning. Ids of calls begin with `call_prefix` and are unique in it.
+    Without tools, and where none may be called, what looks like a call is text.
+    """
+    calls = syntax.tools if tools.offered and tools.choice != "none" else None
+    if calls is None and syntax.reasoning is None:
+        return None
+    return Machine(syntax, calls, Rules(tools, call_prefix) if calls else None, opens_reasoning=opens_reasoning)
+
+
+class Machine:
+    """See `Output`. Two states: reasoning or answer; a call is read by a reader of its syntax."""
+
+    __slots__ = (
+        "_blank",
+        "_breaks",
+        "_close",
+        "_close_token",
+        "_divided",
+        "_fresh",
+        "_held",
+        "_make_reader",
+        "_markers",
+        "_open",
+        "_open_token",
+        "_pending",
+        "_reader",
+        "_reasoning",
+        "_rules",
+        "_shown",
+        "_trim",
+        "reasoning_tokens",
+    )
+
+    def __init__(self, syntax: OutputSyntax, calls: str | None, rules: Rules | None, *, opens_reasoning: bool) -> None:
+        self._open: str | None
+        self._close: str | None
+        self._open, self._close = syntax.reasoning or (None, None)
+        self._open_token = syntax.open_token if self._open is not None else None
+        self._close_token = syntax.close_token if self._close is not None else None
+        markers = [self._open if self._open_token is None else None, self._close if self._close_token is None else None]
+        self._make_reader: Callable[[], CallReader] | None = None
+        if calls is not None:
+            opener, self._make_reader = READERS[calls]
+            markers.append(opener)
+        self._markers = _Markers([marker for marker in markers if marker is not None])
+        self._rules = rules
+        self._reasoning = opens_reasoning and self._open is not None
+        self._reader: CallReader | None = None
+        self._held = ""  # the beginning of a marker, perhaps
+        self._fresh = True  # nothing but white space since the last delimiter or call
+        self._blank: list[str] = []  # that white space, where it may yet be answer text
+        self._divided = self._reasoning  # the answer has had reasoning or a call
+        self._trim = False  # the answer's next text follows a delimiter
+        self._breaks = 0  # line breaks at the end of the reasoning
+        self._shown = False  # the token made reasoning visible
+        self._pending = 0  # tokens within reasoning that are part of a delimiter or a call, perhaps
+        self.reasoning_tokens = 0
+
+    def push(self, token: int, text: str) -> Iterable[Piece]:
+        if (
+            text
+            and not (self._held or self._fresh or self._breaks)
+            and self._reader is None
+            and token != self._open_token
+            and token != self._close_token
+            and self._markers.absent(text)
+        ):
+            # By far the most tokens: nothing is held back, and nothing in this one needs to be.
+            if not self._reasoning:
+                return (Piece("text", text),) if self._rules is None or self._rules.shows_text else ()
+            if text[-1] != "\n":
+                self.reasoning_tokens += token >= 0
+                return (Piece("reasoning", text),)
+        return self._push(token, text)
+
+    def end(self, *, natural: bool) -> Iterable[Piece]:
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            if reader.incomplete:
+                if natural:
+                    raise OutputError("the model ended its answer within a tool call")
+                self._blank.clear()  # what was left out is part of the answer
+        elif self._held:
+            held, self._held = self._held, ""
+            yield from self._show(held)
+            self.reasoning_tokens += self._pending
+        if not self._divided and self._blank:
+            yield from self._answer("".join(self._blank))
+        if self._rules is not None:
+            self._rules.end()
+
+    def _push(self, token: int, text: str) -> Iterator[Piece]:
+        self._shown = False
+        within = self._reasoning
+        if token >= 0 and token in (self._open_token, self._close_token) and not (self._reader and self._reader.within):
+            marker = self._open if token == self._open_token else self._close
+            assert marker is not None
+            before = text.removesuffix(marker)
+            yield from self._read(before)
+            yield from self._release()
+            yield from self._delimit(marker, text[len(before) :])
+        elif text:
+            yield from self._read(text)
+        if token >= 0:
+            self._count(text, within and self._reasoning)
+
+    def _count(self, text: str, within: bool) -> None:
+        """Counts a token as reasoning if it showed some, or was `within` it and is no part of a delimiter or call."""
+        undecided = self._reader is not None or (self._held and len(self._held) >= len(text))
+        if self._shown:
+            self.reasoning_tokens += self._pending
+            self._pending = 0
+        if not self._reasoning and not self._shown:
+            self._pending = 0
+        elif undecided:
+            self._pending += 1
+        elif self._shown or within:
+            self.reasoning_tokens += 1
+
+    def _read(self, text: str) -> Iterator[Piece]:
+        data, self._held = self._held + text, ""
+        at = 0
+        while at < len(data):
+            if self._reader is not None:
+                data, at = yield from self._read_call(self._reader, data, at)
+                continue
+            found = self._markers.search(data, at)
+            if found is None:
+                certain = self._markers.certain(data, at)
+                shown, self._held = data[at:certain], data[certain:]
+                yield from self._show(shown)
+                return
+            yield from self._show(data[at : found.start()])
+            at = found.end()
+            marker = found[0]
+            if marker == self._open or marker == self._close:
+                yield from self._delimit(marker, marker)
+            else:
+                assert self._make_reader is not None
+                self._reader = self._make_reader()
+
+    def _read_call(self, reader: CallReader, data: str, at: int) -> Generator[Piece, None, tuple[str, int]]:
+        """Feeds the reader once. Returns the data and the place in it to go on from."""
+        assert self._rules is not None
+        said, at = reader.feed(data, at)
+        if said == "begun":
+            self._divide(reasoning=False, trim=False)
+            self._rules.begin()
+        elif said == "call":
+            yield Piece("call", call=self._rules.complete(*reader.call))
+        elif said == "done":
+            self._reader = None
+        elif said == "text":
+            self._reader = None
+            held, certain = reader.held, reader.certain
+            yield from self._show(held[:certain])
+            again = len(held) - certain
+            # What is looked at again is mostly in this data, right before; else it came before this data.
+            return (data, at - again) if again <= at else (held[certain:] + data[at:], 0)
+        return data, at
+
+    def _release(self) -> Iterator[Piece]:
+        """Shows what a token that is a delimiter leaves undecided for ever."""
+        held, self._held = self._held, ""
+        if self._reader is not None:
+            held, self._reader = self._reader.held, None
+        yield from self._show(held)
+
+    def _delimit(self, marker: str, spelling: str) -> Iterator[Piece]:
+        """Takes a delimiter. `spelling` is what it is where it turns out to be text."""
+        opens = marker == self._open
+        if opens != self._reasoning:
+            self._divide(reasoning=opens, trim=not opens)
+        elif self._fresh:
+            self._trim = True
+        else:
+            yield from self._show(spelling)
+
+    def _divide(self, *, reasoning: bool, trim: bool) -> None:
+        """Begins a new part of the answer."""
+        self._reasoning = reasoning
+        self._divided = self._fresh = True
+        self._trim = trim
+        self._breaks = 0
+        self._blank.clear()
+
+    def _show(self, text: str) -> Iterator[Piece]:
+        """Shows text of the present part, as far as it is certain that it counts."""
+        if not text:
+            return
+        if not self._reasoning:
+            yield from self._show_answer(text)
+            return
+        if self._fresh:
+            text = text.lstrip("\n")
+            if not text:
+                return
+        self._fresh = False
+        ended = text.rstrip("\n")
+        breaks, more = self._breaks, len(text) - len(ended)
+        if ended:
+            self._breaks = more
+            self._shown = True
+            yield Piece("reasoning", "\n" * breaks + ended)
+        else:
+            self._breaks = breaks + more
+
+    def _show_answer(self, text: str) -> Iterator[Piece]:
+        if self._fresh:
+            self._blank.append(text)
+            if not text.strip():
+                return
+            self._fresh = False
+            text = "".join(self._blank)
+            self._blank.clear()
+            if self._trim:
+                text = text.lstrip("\n")
+        if text:
+            yield from self._answer(text)
+
+    def _answer(self, text: str) -> Iterator[Piece]:
+        if self._rules is None or self._rules.shows_text:
+            yield Piece("text", text)
+
+
+class _Markers:
+    """The strings that mean something, searched together."""
+
+    __slots__ = ("_first", "_longest", "_markers", "_pattern")
+
+    def __init__(self, markers: list[str]) -> None:
+        self._markers = tuple(markers)
+        self._first = frozenset(marker[0] for marker in markers)
+        self._longest = max(map(len, markers), default=0)
+        alternatives = "|".join(re.escape(marker) for marker in sorted(markers, key=len, reverse=True))
+        self._pattern = re.compile(alternatives or "(?!)")
+
+    def absent(self, text: str) -> bool:
+        """Whether neither a marker nor the beginning of one is in a text."""
+        return self._first.isdisjoint(text)
+
+    def search(self, data: str, at: int) -> re.Match[str] | None:
+        return self._pattern.search(data, at)
+
+    def certain(self, data: str, at: int) -> int:
+        """Returns up to where `data`, which holds no marker behind `at`, cannot become part of one."""
+        for place in range(max(at, len(data) - self._longest + 1), len(data)):
+            if data[place] in self._first and any(marker.startswith(data[place:]) for marker in self._markers):
+                return place
+        return len(data)

@@ -1,0 +1,71 @@
+"""What a request allows of calls, checked while they come, and the client's own names put back."""
+
+from __future__ import annotations
+
+import msgspec
+
+from flare.conversation import Tool, ToolCall, Tools
+from flare.output.interface import OutputError
+
+MAX_NAME = 128
+"""Most characters of the name of a tool that was not declared; clients could not send back a longer one."""
+
+
+def qualified(namespace: str | None, name: str) -> str:
+    """Returns the name by which the model knows a tool."""
+    return name if namespace is None else f"{namespace}__{name}"
+
+
+class Rules:
+    """The calls of one choice. `shows_text`: answer text beside calls belongs to the answer."""
+
+    __slots__ = ("_begun", "_completed", "_declared", "_prefix", "_selected", "_tools", "shows_text")
+
+    def __init__(self, tools: Tools, prefix: str) -> None:
+        """`prefix` begins every call's id."""
+        self._tools = tools
+        self._prefix = prefix
+        self._declared = {qualified(tool.namespace, tool.name): tool for tool in tools.offered}
+        self._selected = qualified(tools.namespace, tools.name or "") if tools.choice == "named" else None
+        self._begun = 0
+        self._completed = 0
+        self.shows_text = tools.choice != "named"
+
+    def begin(self) -> None:
+        """Takes note that the model has begun a call. Raises OutputError for one too many."""
+        self._begun += 1
+        if self._begun > 1 and not self._tools.parallel:
+            raise OutputError("the model began a second tool call, and the request allows one")
+
+    def complete(self, name: str, arguments: str) -> ToolCall:
+        """Returns the call that the client gets. Raises OutputError for one that must not reach it."""
+        if self._selected is not None and name != self._selected:
+            raise OutputError(f"the model called {name[:80]!r}, and the request selected {self._selected[:80]!r}")
+        id = f"{self._prefix}_{self._begun}"
+        tool = self._declared.get(name)
+        if tool is None:
+            if len(name) > MAX_NAME:
+                text = f"the model called a tool by a name of {len(name)} characters, the limit is {MAX_NAME}"
+                raise OutputError(text)
+            return ToolCall(id, name, arguments)
+        self._completed += 1
+        if tool.custom:
+            arguments = _custom_input(tool, arguments)
+        return ToolCall(id, tool.name, arguments, tool.namespace, tool.custom)
+
+    def end(self) -> None:
+        """Raises OutputError when the answer lacks a call that the request demands."""
+        if self._completed:
+            return
+        if self._selected is not None:
+            raise OutputError(f"the model completed no call of {self._selected[:80]!r}, and the request selected it")
+        if self._tools.choice == "required":
+            raise OutputError("the model completed no call of a declared tool, and the request demands one")
+
+
+def _custom_input(tool: Tool, arguments: str) -> str:
+    members = msgspec.json.decode(arguments)
+    text = members.get("input")
+    if len(members) != 1 or not isinstance(text, str):
+        raise OutputError(f"the model called {tool.name[:80]!r} with something else than one text as its input")
+    return text

@@ -1,0 +1,147 @@
+"""The messages of a Chat Completions request, from clients' spellings to the neutral ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from flare.conversation import Message, Role, ToolCall
+from flare.errors import RequestError
+from flare.protocols.chat_tools import no_tools
+from flare.protocols.decoding import shown
+from flare.protocols.fields import refuse_unbuilt
+from flare.protocols.tools import check_arguments
+from flare.served import ServedModel
+
+
+class ContentPart(msgspec.Struct, forbid_unknown_fields=True):
+    """A part of a message. `cache_control` is a hint without an effect."""
+
+    type: str
+    text: str | None = None
+    cache_control: Any = None
+    file: Any = None
+    image_url: Any = None
+    input_audio: Any = None
+    refusal: Any = None
+
+
+class CalledFunction(msgspec.Struct, forbid_unknown_fields=True):
+    """`parsed_arguments` is what SDKs add to what they send back: the same, decoded."""
+
+    name: str
+    arguments: str
+    parsed_arguments: Any = None
+
+
+class MadeCall(msgspec.Struct, forbid_unknown_fields=True):
+    """A call in an assistant's message. `index` comes from streams that clients put together."""
+
+    id: str
+    function: CalledFunction | None = None
+    type: str | None = None
+    index: int | None = None
+    custom: Any = None
+
+
+class ChatMessage(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """A message as clients send it, and as they send back what this server answered.
+
+    `annotations` and `parsed` are what SDKs add to that, `name` of others than a tool and `cache_control` are hints: all
+    are without an effect.
+    """
+
+    role: str
+    content: str | list[ContentPart] | None = None
+    name: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[MadeCall] | None = None
+    tool_call_id: str | None = None
+    annotations: Any = None
+    parsed: Any = None
+    cache_control: Any = None
+    audio: Any = None
+    function_call: Any = None
+    refusal: Any = None
+
+
+UNBUILT_MESSAGE: dict[str, tuple[Any, ...]] = {"audio": (), "function_call": (), "refusal": ()}
+UNBUILT_PART: dict[str, tuple[Any, ...]] = {"file": (), "image_url": (), "input_audio": (), "refusal": ()}
+ROLES: dict[str, Role] = {
+    "system": "system",
+    "developer": "developer",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+}
+ASSISTANT_ONLY = ("reasoning_content", "reasoning", "tool_calls")
+
+
+def decode_message(message: ChatMessage, path: str, model: ServedModel) -> Message:
+    """Returns the neutral message. Raises RequestError naming the field that cannot be taken."""
+    role = ROLES.get(message.role)
+    if role is None:
+        text = f"{path}.role: {shown(message.role)!r} is not one of {', '.join(ROLES)}"
+        raise RequestError(text, param=f"{path}.role")
+    refuse_unbuilt(message, UNBUILT_MESSAGE, f"{path}.")
+    if role == "tool" and model.output.tools is None:
+        raise no_tools(f"{path}.role")
+    if role != "assistant":
+        for field in ASSISTANT_ONLY:
+            if getattr(message, field):
+                raise _misplaced(f"{path}.{field}", "an assistant's")
+    if role != "tool" and message.tool_call_id is not None:
+        raise _misplaced(f"{path}.tool_call_id", "a tool's")
+    if role == "assistant":
+        return _assistant(message, path, model)
+    text = _text(message, path)
+    if role == "tool":
+        return Message(role, text, call_id=message.tool_call_id, name=message.name)
+    return Message(role, text)
+
+
+def _assistant(message: ChatMessage, path: str, model: ServedModel) -> Message:
+    """Returns an assistant's message; with calls or reasoning it needs no content."""
+    if message.tool_calls and model.output.tools is None:
+        raise no_tools(f"{path}.tool_calls")
+    calls = tuple(_call(call, f"{path}.tool_calls[{i}]") for i, call in enumerate(message.tool_calls or ()))
+    reasoning = message.reasoning_content if message.reasoning_content is not None else message.reasoning
+    empty = message.content is None and bool(calls or reasoning)
+    return Message("assistant", "" if empty else _text(message, path), reasoning, calls)
+
+
+def _call(call: MadeCall, path: str) -> ToolCall:
+    if call.type not in (None, "function") or call.custom is not None:
+        text = f"{path}.type: {shown(call.type or 'custom')!r} is not supported here; only 'function' is"
+        raise RequestError(text, param=f"{path}.type", code="unsupported_parameter")
+    if call.function is None:
+        raise RequestError(f"{path}.function: this field is required", param=f"{path}.function")
+    if not call.function.name:
+        raise RequestError(f"{path}.function.name: a call needs a name", param=f"{path}.function.name")
+    arguments = check_arguments(call.function.arguments, f"{path}.function.arguments")
+    return ToolCall(call.id, call.function.name, arguments)
+
+
+def _text(message: ChatMessage, path: str) -> str:
+    """Returns a message's text; parts are joined with blank lines."""
+    if message.content is None:
+        raise RequestError(f"{path}.content: this field is required", param=f"{path}.content")
+    if isinstance(message.content, str):
+        return message.content
+    return "\n\n".join([_part(part, f"{path}.content[{i}]") for i, part in enumerate(message.content)])
+
+
+def _part(part: ContentPart, path: str) -> str:
+    if part.type != "text":
+        text = f"{path}.type: {shown(part.type)!r} parts are not supported by this model; only text is"
+        raise RequestError(text, param=f"{path}.type", code="unsupported_parameter")
+    refuse_unbuilt(part, UNBUILT_PART, f"{path}.")
+    if part.text is None:
+        raise RequestError(f"{path}.text: this field is required", param=f"{path}.text")
+    return part.text
+
+
+def _misplaced(param: str, whose: str) -> RequestError:
+    return RequestError(f"{param}: only {whose} message has it; leave it out", param=param)

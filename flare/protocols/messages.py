@@ -1,0 +1,98 @@
+"""POST /v1/messages and POST /v1/messages/count_tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from flare.conversation import GenerationRequest
+from flare.errors import RequestError
+from flare.protocols.endpoint import Collected, Decoded, Response, encode_json
+from flare.protocols.fields import checked_stop_tokens, checked_stops, refuse_unbuilt, sampling_request
+from flare.protocols.messages_decoding import decode_conversation
+from flare.protocols.messages_encoding import MessageStream, message_error, message_object
+from flare.protocols.messages_fields import UNBUILT, UNBUILT_OUTPUT, CountRequest, MessagesRequest, decode_request
+from flare.served import ServedModel
+
+CLIENT_MARGIN = 1000
+"""Tokens that clients keep free when they ask again for less than was too much. With no more room than this they would
+have nothing left to ask for."""
+
+_decoder = msgspec.json.Decoder(MessagesRequest)
+_count_decoder = msgspec.json.Decoder(CountRequest)
+
+
+class Messages:
+    """The endpoint, see `GenerationEndpoint`."""
+
+    path = "/v1/messages"
+    id_prefix = "msg_"
+
+    def decode(self, body: bytes | bytearray, model: ServedModel) -> Decoded:
+        request = decode_request(_decoder, body)
+        return Decoded(generation=_generation(request, model, request.max_tokens), stream=request.stream or False)
+
+    def admit(self, prompt_tokens: int, decoded: Decoded, model: ServedModel) -> None:
+        """Raises RequestError when prompt and `max_tokens` together are over the context and the client can ask again.
+
+        The words are those that clients of this protocol parse to do so. Where the context is almost full, it bounds the
+        answer instead.
+        """
+        asked, room = decoded.generation.max_tokens, model.context_length - prompt_tokens
+        if asked is None or asked <= room or room <= CLIENT_MARGIN:
+            return
+        text = (
+            f"input length and `max_tokens` exceed context limit: {prompt_tokens} + {asked} > {model.context_length}, "
+            "decrease input length or `max_tokens` and try again"
+        )
+        raise RequestError(text, param="max_tokens")
+
+    def encode(self, response: Response, collected: Collected) -> bytes:
+        (outcome,) = collected.outcomes()
+        return encode_json(message_object(response, outcome))
+
+    def stream(self, response: Response) -> MessageStream:
+        return MessageStream(response)
+
+    def error(self, error: RequestError) -> dict[str, Any]:
+        return message_error(error)
+
+
+class CountTokens:
+    """How many tokens the prompt of a Messages request has, whatever concerns its answer."""
+
+    path = "/v1/messages/count_tokens"
+
+    def count(self, body: bytes | bytearray, model: ServedModel) -> GenerationRequest:
+        """Returns a request to be prepared, not submitted: without a limit to reach, a prompt of any length is counted.
+
+        Raises RequestError as for the message itself.
+        """
+        return _generation(decode_request(_count_decoder, body), model, 0)
+
+    def encode(self, prompt_tokens: int) -> bytes:
+        return encode_json({"input_tokens": prompt_tokens})
+
+    def error(self, error: RequestError) -> dict[str, Any]:
+        return message_error(error)
+
+
+def _generation(request: CountRequest, model: ServedModel, max_tokens: int) -> GenerationRequest:
+    refuse_unbuilt(request, UNBUILT)
+    if request.output_config is not None:
+        refuse_unbuilt(request.output_config, UNBUILT_OUTPUT, "output_config.")
+    if not model.has_template:
+        text = "messages: this core has no chat template; send the rendered text to /v1/completions"
+        raise RequestError(text, param="messages")
+    stops = checked_stops(request.stop_sequences or (), "stop_sequences")
+    return GenerationRequest(
+        prompts=[decode_conversation(request, model)],
+        prompt_field="messages",
+        sampling=sampling_request(request),
+        max_tokens=max_tokens,
+        stop=stops,
+        stop_field="stop_sequences",
+        stop_token_ids=checked_stop_tokens(request, model.vocabulary, "stop_sequences" if stops else None),
+        ignore_eos=request.ignore_eos or False,
+    )

@@ -1,0 +1,65 @@
+"""POST /v1/responses: the whole conversation in, ordered output items out; nothing is kept between requests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flare.conversation import GenerationRequest
+from flare.errors import RequestError
+from flare.protocols.decoding import decode_body
+from flare.protocols.encoding import error_object
+from flare.protocols.endpoint import Collected, Decoded, Response, encode_json
+from flare.protocols.fields import checked_stop_tokens, checked_stops, refuse_unbuilt, sampling_request
+from flare.protocols.responses_decoding import (
+    DECODER,
+    check_include,
+    check_reasoning,
+    check_text,
+    decode_conversation,
+)
+from flare.protocols.responses_encoding import ResponseStream, finished_object, output_items
+from flare.protocols.responses_fields import UNBUILT
+from flare.served import ServedModel
+
+
+class Responses:
+    """The endpoint, see `GenerationEndpoint`."""
+
+    path = "/v1/responses"
+    id_prefix = "resp_"
+
+    def decode(self, body: bytes | bytearray, model: ServedModel) -> Decoded:
+        request = decode_body(DECODER, body)
+        refuse_unbuilt(request, UNBUILT)
+        check_reasoning(request)
+        check_text(request)
+        check_include(request)
+        if not model.has_template:
+            text = "input: this core has no chat template; send the rendered text to /v1/completions"
+            raise RequestError(text, param="input")
+        stop = [request.stop] if isinstance(request.stop, str) else request.stop or ()
+        stops = checked_stops(stop, "stop")
+        generation = GenerationRequest(
+            prompts=[decode_conversation(request, model)],
+            prompt_field="input",
+            sampling=sampling_request(request),
+            max_tokens=request.max_output_tokens,
+            max_tokens_field="max_output_tokens",
+            stop=stops,
+            stop_token_ids=checked_stop_tokens(request, model.vocabulary, "stop" if stops else None),
+            ignore_eos=request.ignore_eos or False,
+        )
+        return Decoded(generation=generation, stream=request.stream or False, details=request)
+
+    def admit(self, prompt_tokens: int, decoded: Decoded, model: ServedModel) -> None:
+        """Takes any prompt that fits the context, which bounds the answer."""
+
+    def encode(self, response: Response, collected: Collected) -> bytes:
+        (outcome,) = collected.outcomes()
+        return encode_json(finished_object(response, output_items(response, outcome), outcome.end))
+
+    def stream(self, response: Response) -> ResponseStream:
+        return ResponseStream(response)
+
+    def error(self, error: RequestError) -> dict[str, Any]:
+        return error_object(error)

@@ -1,0 +1,198 @@
+"""From the items of a Responses request to the neutral conversation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from flare.conversation import Conversation, Message, Role, Thinking, ToolCall
+from flare.errors import RequestError
+from flare.output.rules import qualified
+from flare.protocols.chat_tools import no_tools
+from flare.protocols.decoding import shown
+from flare.protocols.fields import refuse_unbuilt, unsupported
+from flare.protocols.responses_fields import (
+    UNBUILT_REASONING,
+    UNBUILT_TEXT,
+    CallItem,
+    CustomCallItem,
+    FunctionCallItem,
+    MessageItem,
+    OutputItem,
+    ReasoningItem,
+    ResponsesRequest,
+    TemplateFields,
+    TextPart,
+    converted,
+)
+from flare.protocols.responses_tools import decode_tools
+from flare.protocols.tools import check_arguments, check_tool_name
+from flare.served import ServedModel
+from flare.thinking import EFFORTS
+
+DECODER = msgspec.json.Decoder(ResponsesRequest)
+
+ROLES: dict[str, Role] = {"system": "system", "developer": "developer", "user": "user", "assistant": "assistant"}
+TEXT_PARTS = ("input_text", "output_text", "text")
+REASONING_PARTS = ("reasoning_text", "summary_text", "text")
+
+
+def decode_conversation(request: ResponsesRequest, model: ServedModel) -> Conversation:
+    """Returns the conversation. Raises RequestError naming the item or field that cannot be taken."""
+    messages = [Message("system", request.instructions)] if request.instructions else []
+    if isinstance(request.input, str):
+        messages.append(Message("user", request.input))
+    else:
+        messages += _Items(model).messages(request.input)
+        if not messages:
+            raise RequestError("input: there is no message to answer", param="input")
+    return Conversation(messages, thinking=_thinking(request, model), tools=decode_tools(request, model))
+
+
+def _thinking(request: ResponsesRequest, model: ServedModel) -> Thinking:
+    """Returns what is asked of the thinking controls.
+
+    `reasoning.effort` takes the nearest level that the template has, the template's own variables take exactly theirs.
+    Raises RequestError for an effort that no level has as its name, and where the two disagree.
+    """
+    effort = request.reasoning.effort if request.reasoning is not None else None
+    native = request.chat_template_kwargs or TemplateFields()
+    levels = [level["id"] for level in model.thinking["levels"]]
+    switch, switch_field = native.enable_thinking, "chat_template_kwargs.enable_thinking"
+    if effort is None:
+        return Thinking(native.reasoning_effort, "chat_template_kwargs.reasoning_effort", switch, switch_field)
+    if effort not in EFFORTS and effort not in levels:
+        text = f"reasoning.effort: {shown(effort)!r} is not one of {', '.join(dict.fromkeys([*EFFORTS, *levels]))}"
+        code = "unsupported_reasoning_effort"
+        raise RequestError(text, param="reasoning.effort", code=code, extra={"levels": levels})
+    if native.reasoning_effort not in (None, effort):
+        field = "chat_template_kwargs.reasoning_effort"
+        text, code = f"{field}: disagrees with reasoning.effort", "conflicting_thinking"
+        raise RequestError(text, param=field, code=code, extra={"levels": levels})
+    return Thinking(effort, "reasoning.effort", switch, switch_field, nearest=True)
+
+
+class _Items:
+    """Items to messages: what an assistant said, thought and called without anything between is one message."""
+
+    def __init__(self, model: ServedModel) -> None:
+        self.model = model
+        self.found: list[Message] = []
+        self.texts: list[str] = []
+        self.reasoning: list[str] = []
+        self.calls: list[ToolCall] = []
+
+    def messages(self, items: list[dict[str, Any]]) -> list[Message]:
+        for index, item in enumerate(items):
+            self._take(item, f"input[{index}]")
+        self._flush()
+        return self.found
+
+    def _take(self, item: dict[str, Any], path: str) -> None:
+        kind = item.get("type", "message")
+        match kind:
+            case "message":
+                self._message(converted(item, MessageItem, path), path)
+            case "reasoning":
+                self._reasoning(converted(item, ReasoningItem, path), path)
+            case "function_call":
+                function = converted(item, FunctionCallItem, path)
+                arguments = check_arguments(function.arguments, f"{path}.arguments")
+                self._call(function, arguments, path)
+            case "custom_tool_call":
+                custom = converted(item, CustomCallItem, path)
+                self._call(custom, custom.input, path, custom=True)
+            case "function_call_output" | "custom_tool_call_output":
+                output = converted(item, OutputItem, path)
+                self._check_tools(path)
+                self._flush()
+                text = _text(output.output, f"{path}.output")
+                name = None if output.name is None else qualified(output.namespace, output.name)
+                self.found.append(Message("tool", text, call_id=output.call_id, name=name))
+            case _:
+                text = f"{path}.type: {shown(str(kind))!r} items are not supported; send messages, reasoning and calls"
+                raise RequestError(text, param=f"{path}.type", code="unsupported_parameter")
+
+    def _message(self, item: MessageItem, path: str) -> None:
+        role = ROLES.get(item.role)
+        if role is None:
+            text = f"{path}.role: {shown(item.role)!r} is not one of {', '.join(ROLES)}"
+            raise RequestError(text, param=f"{path}.role")
+        text = _text(item.content, f"{path}.content")
+        if role == "assistant":
+            self.texts.append(text)
+            return
+        self._flush()
+        self.found.append(Message(role, text))
+
+    def _reasoning(self, item: ReasoningItem, path: str) -> None:
+        text = _joined(item.content or [], f"{path}.content", REASONING_PARTS)
+        text = text or _joined(item.summary or [], f"{path}.summary", REASONING_PARTS)
+        if text:
+            self.reasoning.append(text)
+        elif item.encrypted_content is not None:
+            text = f"{path}.encrypted_content: only its provider can read this reasoning; leave the item out"
+            raise RequestError(text, param=f"{path}.encrypted_content", code="unsupported_parameter")
+
+    def _call(self, item: CallItem, arguments: str, path: str, *, custom: bool = False) -> None:
+        self._check_tools(path)
+        name = check_tool_name(item.name, f"{path}.name")
+        namespace = None if item.namespace is None else check_tool_name(item.namespace, f"{path}.namespace")
+        self.calls.append(ToolCall(item.call_id, name, arguments, namespace, custom))
+
+    def _check_tools(self, path: str) -> None:
+        if self.model.output.tools is None:
+            raise no_tools(path)
+
+    def _flush(self) -> None:
+        if not (self.texts or self.reasoning or self.calls):
+            return
+        reasoning = "\n\n".join(self.reasoning) or None
+        self.found.append(Message("assistant", "\n\n".join(self.texts), reasoning, tuple(self.calls)))
+        self.texts, self.reasoning, self.calls = [], [], []
+
+
+def _text(content: str | list[dict[str, Any]], path: str) -> str:
+    return content if isinstance(content, str) else _joined(content, path, (*TEXT_PARTS, "refusal"))
+
+
+def _joined(parts: list[dict[str, Any]], path: str, kinds: tuple[str, ...]) -> str:
+    """Returns the texts of parts, joined with blank lines. Raises RequestError for parts of other kinds."""
+    texts = []
+    for index, value in enumerate(parts):
+        where = f"{path}[{index}]"
+        kind = value.get("type")
+        if kind is None:
+            raise RequestError(f"{where}.type: this field is required", param=f"{where}.type")
+        if kind not in kinds:
+            text = f"{where}.type: {shown(str(kind))!r} parts are not supported here; send {' or '.join(kinds)}"
+            raise RequestError(text, param=f"{where}.type", code="unsupported_parameter")
+        part = converted(value, TextPart, where)
+        name = "refusal" if kind == "refusal" else "text"
+        said: str | None = getattr(part, name)
+        if said is None:
+            raise RequestError(f"{where}.{name}: this field is required", param=f"{where}.{name}")
+        texts.append(said)
+    return "\n\n".join(texts)
+
+
+def check_reasoning(request: ResponsesRequest) -> None:
+    """Raises RequestError for what is asked of reasoning beside its effort."""
+    if request.reasoning is not None:
+        refuse_unbuilt(request.reasoning, UNBUILT_REASONING, "reasoning.")
+
+
+def check_text(request: ResponsesRequest) -> None:
+    """Raises RequestError for forms of the answer that are not built."""
+    if request.text is None:
+        return
+    if request.text.format is not None and request.text.format.get("type") != "text":
+        raise unsupported("text.format")
+    refuse_unbuilt(request.text, UNBUILT_TEXT, "text.")
+
+
+def check_include(request: ResponsesRequest) -> None:
+    """Raises RequestError for log probabilities; what else may be included is ignored."""
+    if "message.output_text.logprobs" in (request.include or ()):
+        raise unsupported("include")

@@ -1,0 +1,93 @@
+"""What endpoints check alike of the tools that a client offers, and of the calls that it sends back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from flare.conversation import Tool
+from flare.errors import RequestError
+from flare.protocols.decoding import shown
+from flare.served import ServedModel
+
+MAX_TOOL_NAME = 128
+"""Characters of a tool's name. Any printable name is taken: the narrower alphabets are those of other servers."""
+
+MAX_ARGUMENTS_BYTES = 8 * 1024 * 1024
+"""UTF-8 bytes of one call's arguments."""
+
+MAX_NESTING = 64
+"""Arrays and objects inside each other, in a tool's parameters and in a call's arguments."""
+
+
+def check_tool_name(name: str, path: str) -> str:
+    """Returns the name. Raises RequestError for an empty or long one, and for characters that cannot be shown."""
+    if not name:
+        raise RequestError(f"{path}: a tool needs a name", param=path)
+    if len(name) > MAX_TOOL_NAME:
+        text = f"{path}: {shown(name)!r} has {len(name)} characters, the limit is {MAX_TOOL_NAME}"
+        raise RequestError(text, param=path)
+    if not name.isprintable():
+        raise RequestError(f"{path}: {shown(name)!r} holds characters that cannot be printed", param=path)
+    return name
+
+
+def check_parameters(parameters: dict[str, Any] | None, path: str) -> dict[str, Any] | None:
+    """Returns a tool's JSON Schema, which only guides. Raises RequestError when it nests too deeply."""
+    _check_nesting(parameters, path)
+    return parameters
+
+
+def check_strict(strict: bool | None, path: str, model: ServedModel) -> None:
+    """Raises RequestError for a tool whose schema is to be enforced, unless the operator has relaxed that."""
+    if strict and model.strict_tools != "relax":
+        text = f"{path}: this server does not enforce schemas; send false, or start it with strict_tools relax"
+        raise RequestError(text, param=path, code="unsupported_parameter")
+
+
+def check_distinct(tools: Iterable[Tool], paths: Iterable[str]) -> None:
+    """Raises RequestError for the second tool of a name within a namespace; `paths` are those of the names."""
+    seen: set[tuple[str | None, str]] = set()
+    for tool, path in zip(tools, paths, strict=True):
+        key = (tool.namespace, tool.name)
+        if key in seen:
+            raise RequestError(f"{path}: there are two tools named {shown(tool.name)!r}", param=path)
+        seen.add(key)
+
+
+def check_arguments(arguments: str, path: str) -> str:
+    """Returns the arguments of a call in a history, `{}` for blank ones: so clients replay calls without any.
+
+    Raises RequestError unless they are the text of a JSON object within the bounds.
+    """
+    if len(arguments) > MAX_ARGUMENTS_BYTES or len(arguments.encode()) > MAX_ARGUMENTS_BYTES:
+        raise RequestError(f"{path}: more than {MAX_ARGUMENTS_BYTES} bytes of UTF-8, the limit", param=path)
+    if not arguments.strip():
+        return "{}"
+    try:
+        value = msgspec.json.decode(arguments)
+    except RecursionError:
+        raise RequestError(f"{path}: nests deeper than {MAX_NESTING} levels, the limit", param=path) from None
+    except msgspec.DecodeError:
+        raise RequestError(f"{path}: {shown(arguments)!r} is not the text of a JSON object", param=path) from None
+    if not isinstance(value, dict):
+        raise RequestError(f"{path}: {shown(arguments)!r} is JSON, but not an object", param=path)
+    _check_nesting(value, path)
+    return arguments
+
+
+def _check_nesting(value: Any, path: str) -> None:
+    level = [value]
+    for _ in range(MAX_NESTING):
+        level = [child for item in level for child in _children(item) if isinstance(child, dict | list)]
+        if not level:
+            return
+    raise RequestError(f"{path}: nests deeper than {MAX_NESTING} levels, the limit", param=path)
+
+
+def _children(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()

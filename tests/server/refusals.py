@@ -1,0 +1,105 @@
+"""Which recorded requests are refused, and why."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Refusal(NamedTuple):
+    """`status` and a part of the message, which `names` the field; `why` is for people."""
+
+    status: int
+    names: str
+    why: str
+
+
+STRICT = "schemas of functions are not enforced, and the server is not told to take such tools as ordinary ones"
+MARKER = "the recording's marker of the thinking block was made up, so it does not belong to its text"
+GRAMMAR = "tools with a grammar are not served yet"
+STRUCTURED = "structured output is not served yet"
+LOGPROBS = "log probabilities are not served yet"
+IMAGE = "the model takes text only"
+UNKNOWN = "no field of the protocol; the client sends the request again without it"
+HOSTED = "tools of a provider are not run here"
+REQUIRED = "the protocol requires it; the client tests that"
+
+REFUSED: dict[tuple[str, int], Refusal] = {
+    ("agents", 1): Refusal(400, "tools[0].function.strict:", STRICT),
+    ("agents", 2): Refusal(400, "tools[0].function.strict:", STRICT),
+    ("agents", 3): Refusal(400, "tools[0].strict:", STRICT),
+    ("agents", 4): Refusal(400, "tools[0].strict:", STRICT),
+    ("anthropic-sdk", 7): Refusal(400, "output_config.format:", STRUCTURED),
+    ("anthropic-sdk-0.125.0", 4): Refusal(400, "messages[0].content[1].type:", IMAGE),
+    ("anthropic-sdk-0.125.0", 8): Refusal(400, "output_config.format:", STRUCTURED),
+    ("anthropic-sdk-1.17.0", 7): Refusal(400, "output_config.format:", STRUCTURED),
+    ("claude-code", 2): Refusal(400, "messages[2].content[0].signature:", MARKER),
+    ("claude-code", 3): Refusal(400, "messages[2].content[0].signature:", MARKER),
+    ("claude-code", 4): Refusal(400, "messages[2].content[0].signature:", MARKER),
+    ("claude-code-agent", 4): Refusal(400, "tools[0].type:", HOSTED),
+    ("claude-code-bare", 3): Refusal(400, "messages[1].content[0].signature:", MARKER),
+    ("claude-code-bare", 4): Refusal(400, "messages[1].content[0].signature:", MARKER),
+    ("claude-code-bare", 5): Refusal(400, "messages[1].content[0].signature:", MARKER),
+    ("claude-code-default", 3): Refusal(400, "messages[2].content[0].signature:", MARKER),
+    ("claude-code-default", 4): Refusal(400, "messages[2].content[0].signature:", MARKER),
+    ("claude-code-default", 5): Refusal(400, "messages[2].content[0].signature:", MARKER),
+    ("claude-code-image", 1): Refusal(400, "messages[0].content[3].type:", IMAGE),
+    ("claude-code-image", 2): Refusal(400, "messages[0].content[3].type:", IMAGE),
+    ("claude-code-latest", 2): Refusal(400, "messages[2].content[0].signature:", MARKER),
+    ("claude-code-latest", 3): Refusal(400, "messages[2].content[0].signature:", MARKER),
+    ("claude-code-latest", 4): Refusal(400, "messages[2].content[0].signature:", MARKER),
+    ("claude-code-nothink", 3): Refusal(400, "messages[2].content[0].signature:", MARKER),
+    ("claude-code-nothink", 4): Refusal(400, "messages[2].content[0].signature:", MARKER),
+    ("claude-code-nothink", 5): Refusal(400, "messages[2].content[0].signature:", MARKER),
+    ("claude-code-schema", 1): Refusal(400, "safeguards:", UNKNOWN),
+    ("claude-code-sonnet45", 3): Refusal(400, "messages[1].content[0].signature:", MARKER),
+    ("claude-code-sonnet45", 4): Refusal(400, "messages[1].content[0].signature:", MARKER),
+    ("claude-code-sonnet45", 5): Refusal(400, "messages[1].content[0].signature:", MARKER),
+    ("codex", 1): Refusal(400, "tools[3].format:", GRAMMAR),
+    ("codex", 2): Refusal(400, "tools[3].format:", GRAMMAR),
+    ("codex", 3): Refusal(400, "tools[3].format:", GRAMMAR),
+    ("codex", 4): Refusal(400, "tools[3].format:", GRAMMAR),
+    ("codex-compact", 1): Refusal(400, "tools[3].format:", GRAMMAR),
+    ("codex-compact", 3): Refusal(400, "tools[3].format:", GRAMMAR),
+    ("codex-image", 1): Refusal(400, "input[3].content[1].type:", IMAGE),
+    ("codex-image", 2): Refusal(400, "input[3].content[1].type:", IMAGE),
+    ("codex-image", 3): Refusal(400, "input[3].content[1].type:", IMAGE),
+    ("codex-image", 4): Refusal(400, "tools[3].format:", GRAMMAR),
+    ("codex-latest", 1): Refusal(400, "tools[3].format:", GRAMMAR),
+    ("codex-latest", 2): Refusal(400, "tools[3].format:", GRAMMAR),
+    ("codex-latest", 3): Refusal(400, "tools[3].format:", GRAMMAR),
+    ("codex-latest", 4): Refusal(400, "tools[3].format:", GRAMMAR),
+    ("codex-schema", 1): Refusal(400, "text.format:", STRUCTURED),
+    ("codex-websearch", 1): Refusal(400, "tools[3].format:", GRAMMAR),
+    ("compatcanary", 4): Refusal(400, "tools[0].function.strict:", STRICT),
+    ("compatcanary", 5): Refusal(400, "response_format:", STRUCTURED),
+    ("fault-cc-400", 1): Refusal(400, "safeguards:", UNKNOWN),
+    ("fault-cc-sse", 1): Refusal(400, "safeguards:", UNKNOWN),
+    ("fault-cc-sse", 2): Refusal(400, "safeguards:", UNKNOWN),
+    ("inspect", 1): Refusal(400, "tools[0].function.strict:", STRICT),
+    ("instructor", 2): Refusal(400, "response_format:", STRUCTURED),
+    ("instructor", 3): Refusal(400, "response_format:", STRUCTURED),
+    ("instructor", 5): Refusal(400, "text.format:", STRUCTURED),
+    ("js-sdks", 8): Refusal(400, "response_format:", STRUCTURED),
+    ("langchain", 4): Refusal(400, "response_format:", STRUCTURED),
+    ("llm", 3): Refusal(400, "response_format:", STRUCTURED),
+    ("llm", 4): Refusal(400, "messages[0].content[1].type:", IMAGE),
+    ("llm-comply-anthropic", 7): Refusal(400, "messages[0].content[1].type:", IMAGE),
+    ("llm-comply-anthropic", 8): Refusal(400, "max_tokens:", REQUIRED),
+    ("llm-comply-open-responses", 7): Refusal(400, "input[0].content[1].type:", IMAGE),
+    ("llm-comply-openai-chat", 7): Refusal(400, "messages[0].content[1].type:", IMAGE),
+    ("lm-eval-mc", 1): Refusal(400, "logprobs:", LOGPROBS),
+    ("lm-eval-mc", 2): Refusal(400, "logprobs:", LOGPROBS),
+    ("lm-eval-mc", 3): Refusal(400, "logprobs:", LOGPROBS),
+    ("lm-eval-mc", 4): Refusal(400, "logprobs:", LOGPROBS),
+    ("lm-eval-mc", 5): Refusal(400, "logprobs:", LOGPROBS),
+    ("openai-sdk", 4): Refusal(400, "logprobs:", LOGPROBS),
+    ("openai-sdk", 5): Refusal(400, "messages[1].content[1].type:", IMAGE),
+    ("openai-sdk", 6): Refusal(400, "response_format:", STRUCTURED),
+    ("openai-sdk", 8): Refusal(400, "logprobs:", LOGPROBS),
+    ("openai-sdk", 9): Refusal(400, "prompt_logprobs:", LOGPROBS),
+    ("openai-sdk", 12): Refusal(400, "top_logprobs:", LOGPROBS),
+    ("openai-sdk", 13): Refusal(400, "text.format:", STRUCTURED),
+    ("opencode-image", 1): Refusal(400, "messages[2].content[2].type:", IMAGE),
+    ("opencode-image", 2): Refusal(400, "messages[1].content[2].type:", IMAGE),
+    ("pydai", 3): Refusal(400, "tools[0].function.strict:", STRICT),
+}

@@ -1,0 +1,89 @@
+"""A replay whose replies are a script and nothing else: no pages, no hashes, so that the rest of a server is what takes time.
+
+`ScriptedReplay` beside it checks every argument of a step; this one trusts the engine, and takes about a microsecond a
+token. It drives servers for real clients (whose prompts have tens of thousands of tokens) and for measurements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from ctypes import c_int32
+
+from flare.errors import ReplayDead
+from flare.replay.cpu import ReplayLimits, SampleParams
+
+Reply = Callable[[list[int], int], Sequence[int]]
+"""(prompt, choice) -> the reply's tokens; behind its end its last token is repeated."""
+
+
+class FastReplay:
+    """The interface of CpuReplay. `before_step` is called on the engine's thread and may wait or raise."""
+
+    def __init__(
+        self,
+        reply: Reply,
+        *,
+        vocabulary: int,
+        max_context: int = 1 << 20,
+        slots: int = 8,
+        max_step_tokens: int = 8192,
+        page_tokens: int = 256,
+        before_step: Callable[[], None] = lambda: None,
+    ) -> None:
+        stride = -(-max_context // page_tokens)
+        limits = self.limits = ReplayLimits(
+            vocabulary=vocabulary,
+            max_context=max_context,
+            slots=slots,
+            max_step_tokens=max_step_tokens,
+            max_rows=slots,
+            page_tokens=page_tokens,
+            page_stride=stride,
+            kv_pages=stride * slots,
+            kv_page_bytes=page_tokens * 8,
+        )
+        self.tokens = (c_int32 * max_step_tokens)()
+        self.positions = (c_int32 * max_step_tokens)()
+        self.slots = (c_int32 * max_step_tokens)()
+        self.page_table = (c_int32 * (slots * stride))()
+        self.rows = (c_int32 * slots)()
+        self.sampling = (SampleParams * slots)()
+        self.sampled = (c_int32 * slots)()
+        self._reply = reply
+        self._before_step = before_step
+        self._prompts: list[list[int]] = [[] for _ in range(limits.slots)]
+        self._replies: list[Sequence[int]] = [()] * limits.slots
+        self._closed = False
+
+    def step(self, n_tokens: int, n_rows: int) -> None:
+        """Keeps the prompts' tokens. Raises ReplayDead after `close`, and what `before_step` raises."""
+        if self._closed:
+            raise ReplayDead("the replay is closed")
+        self._before_step()
+        tokens, positions, slots = self.tokens[:n_tokens], self.positions[:n_tokens], self.slots[:n_tokens]
+        first = 0
+        while first < n_tokens:
+            slot, position = slots[first], positions[first]
+            end = first + 1
+            while end < n_tokens and slots[end] == slot:
+                end += 1
+            known = self._prompts[slot]
+            if position == 0:
+                known.clear()
+                self._replies[slot] = ()
+            if position == len(known) and not self._replies[slot]:
+                known += tokens[first:end]
+            first = end
+        self._row_slots = [slots[row] for row in self.rows[:n_rows]]
+
+    def sample(self, n_rows: int) -> None:
+        """Gives every row the next token of its reply."""
+        for row in range(n_rows):
+            slot, params = self._row_slots[row], self.sampling[row]
+            if not self._replies[slot]:
+                self._replies[slot] = self._reply(self._prompts[slot][: params.prompt_len], params.choice)
+            reply = self._replies[slot]
+            self.sampled[row] = reply[min(params.position - params.prompt_len, len(reply) - 1)]
+
+    def close(self) -> None:
+        self._closed = True

@@ -1,0 +1,175 @@
+"""From a conversation to what the template gets: results in call order, tools, the instruction to call one, arguments."""
+
+from __future__ import annotations
+
+import json
+from itertools import permutations
+from typing import Any
+
+import pytest
+
+from flare.conversation import Message, Tool, ToolCall, Tools
+from flare.errors import RequestError
+from flare.prompting import CALL_A_TOOL, check_tools, in_call_order, template_messages, template_tools
+
+ASK = Message("user", "ask")
+SPEC = Tool("weather", "Says the weather.", {"type": "object", "properties": {"city": {"type": "string"}}})
+REQUIRED = Tools((SPEC,), "required")
+
+
+def calls(*ids: str) -> Message:
+    return Message("assistant", "", calls=tuple(ToolCall(id, "f", "{}") for id in ids))
+
+
+def result(id: str | None, text: str = "") -> Message:
+    return Message("tool", text or f"result of {id}", call_id=id)
+
+
+def said(messages: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    return [(message["role"], message["content"]) for message in messages]
+
+
+def test_results_come_in_call_order() -> None:
+    between = Message("user", "between")
+    wanted = [ASK, calls("a", "b", "c"), result("a"), between, result("b"), result("c"), ASK]
+    for order in permutations("abc"):
+        given = [result(id) for id in order]
+        assert in_call_order([ASK, calls("a", "b", "c"), given[0], between, *given[1:], ASK]) == wanted
+    assert in_call_order(wanted) == wanted
+
+
+@pytest.mark.parametrize(
+    "group",
+    [
+        [calls("a", "b"), result("b")],  # one is missing
+        [calls("a", "b"), result("b"), result("b", "again")],
+        [calls("a", "b"), result("b"), result("a"), result("a", "again")],
+        [calls("a", "b"), result("b"), result("x")],
+        [calls("a", "b"), result("b"), result(None)],
+        [calls("a", "b"), result("b"), result("a"), result("x")],
+        [calls("a", "a"), result("a"), result("a", "again")],
+        [calls("a", "b"), result("b"), Message("assistant", "so"), result("a")],
+        [Message("assistant", "none"), result("b"), result("a")],
+        [result("b"), result("a")],
+    ],
+)
+def test_groups_that_are_left_alone(group: list[Message]) -> None:
+    later = [calls("a", "b"), result("a"), result("b")]
+    assert in_call_order([*group, *later]) == [*group, *later]
+    swapped = [*group, calls("a", "b"), result("b"), result("a")]
+    assert in_call_order(swapped) == [*group, *later]  # each group by itself
+
+
+def test_results_do_not_cross_an_assistant_message() -> None:
+    given = [calls("a", "b"), result("b"), result("a"), calls("c", "d"), result("d"), result("c")]
+    assert in_call_order(given) == [
+        calls("a", "b"),
+        result("a"),
+        result("b"),
+        calls("c", "d"),
+        result("c"),
+        result("d"),
+    ]
+
+
+def test_system_messages_and_their_places() -> None:
+    empty, late = Message("system", ""), Message("system", "late")
+    for inline, place in ((True, ("system", "late")), (False, ("user", "<system>\nlate\n</system>"))):
+        assert said(template_messages([empty, ASK, empty, late], inline_system=inline)) == [("user", "ask"), place]
+    assert said(template_messages([late, late, ASK], inline_system=False)) == [
+        ("system", "late"),
+        ("user", "<system>\nlate\n</system>"),
+        ("user", "ask"),
+    ]
+    developers = [ASK, Message("developer", "D"), empty, late]
+    assert said(template_messages(developers, inline_system=True)) == [
+        ("system", "<developer>\nD\n</developer>\n\n<system>\nlate\n</system>"),
+        ("user", "ask"),
+    ]
+
+
+@pytest.mark.parametrize("inline", [True, False])
+def test_the_instruction_to_call_a_tool(inline: bool) -> None:
+    def messages(given: list[Message], tools: Tools = REQUIRED, default: str | None = None) -> list[tuple[str, str]]:
+        return said(template_messages(given, inline_system=inline, tools=tools, default_system=default))
+
+    system = Message("system", "S")
+    assert messages([system, ASK]) == [("system", f"S\n\n{CALL_A_TOOL}"), ("user", "ask")]
+    assert messages([ASK]) == [("system", CALL_A_TOOL), ("user", "ask")]
+    assert messages([ASK], default="Be kind.") == [("system", f"Be kind.\n\n{CALL_A_TOOL}"), ("user", "ask")]
+    assert messages([system, ASK], default="Be kind.")[0] == ("system", f"S\n\n{CALL_A_TOOL}")
+    leading, *rest = messages([ASK, Message("developer", "D")])
+    assert leading == ("system", f"<developer>\nD\n</developer>\n\n{CALL_A_TOOL}") and rest == [("user", "ask")]
+    later = messages([ASK, system])
+    assert later[0] == ("system", CALL_A_TOOL) and "S" in later[2][1] and len(later) == 3
+    for choice in ("auto", "none", "named"):
+        tools = Tools((SPEC,), choice, "weather")  # type: ignore[arg-type]
+        assert messages([ASK], tools, "Be kind.") == [("user", "ask")]
+    assert ASK.text == "ask" and system.text == "S"
+
+
+def test_what_the_template_shows_of_the_tools() -> None:
+    custom, spaced = Tool("patch", custom=True), Tool("spawn", "Starts one.", namespace="agents")
+    offered = (SPEC, custom, spaced, Tool("spawn"))
+    shown = template_tools(Tools(offered))
+    assert shown is not None and {item["type"] for item in shown} == {"function"}
+    functions = [item["function"] for item in shown]
+    assert functions[0] == {"name": "weather", "description": "Says the weather.", "parameters": SPEC.parameters}
+    assert [function["name"] for function in functions] == ["weather", "patch", "agents__spawn", "spawn"]
+    assert functions[1]["parameters"]["properties"] == {"input": {"type": "string"}}
+    assert functions[3] == {"name": "spawn", "description": "", "parameters": {"type": "object", "properties": {}}}
+    assert template_tools(Tools(offered, "required")) == shown
+    assert template_tools(Tools(offered, "none")) is None and template_tools(Tools()) is None
+    assert template_tools(Tools(offered, "named", "spawn")) == [shown[3]]
+    assert template_tools(Tools(offered, "named", "spawn", "agents")) == [shown[2]]
+
+
+@pytest.mark.parametrize(
+    ("tools", "param", "word"),
+    [
+        (Tools((SPEC, SPEC)), "tools", "weather"),
+        (Tools((Tool("b", namespace="a"), Tool("a__b"))), "tools", "a__b"),
+        (Tools((Tool("b__c", namespace="a"), Tool("c", namespace="a__b"))), "tools", "a__b__c"),
+        (Tools((), "required"), "tool_choice", "tools"),
+        (Tools((SPEC,), "named", "clock"), "tool_choice", "clock"),
+        (Tools((SPEC,), "named", "weather", "n"), "tool_choice", "n__weather"),
+        (Tools((Tool("x" * 5000), Tool("x" * 5000))), "tools", "xxx"),
+    ],
+)
+def test_tools_that_cannot_be_told_apart_or_called(tools: Tools, param: str, word: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        check_tools(tools)
+    message = str(caught.value)
+    assert (caught.value.status, caught.value.param) == (400, param)
+    assert word in message and message.startswith(param) and len(message) < 300 and "\n" not in message
+
+
+def test_tools_that_can() -> None:
+    check_tools(Tools())
+    check_tools(Tools((SPEC, Tool("weather", namespace="n")), "named", "weather", "n"))
+    check_tools(REQUIRED)
+
+
+def test_calls_of_a_history() -> None:
+    written = '{"n": 1.50, "s": "é"}'
+    message = Message(
+        "assistant",
+        "",
+        "why",
+        (ToolCall("1", "f", written), ToolCall("2", "patch", 'text "x"\n', "n", custom=True)),
+    )
+    for form in ("mapping", "string"):
+        ((plain),) = template_messages([message], inline_system=True, arguments=form)
+        assert plain["role"] == "assistant" and plain["reasoning_content"] == "why" and plain["content"] == ""
+        first, second = plain["tool_calls"]
+        assert (first["id"], first["type"], first["function"]["name"]) == ("1", "function", "f")
+        assert second["function"]["name"] == "n__patch"
+        given, custom = first["function"]["arguments"], second["function"]["arguments"]
+        if form == "string":
+            assert given == written
+            custom = json.loads(custom)
+        else:
+            assert given == {"n": 1.5, "s": "é"}
+        assert custom == {"input": 'text "x"\n'}
+    answered = template_messages([Message("tool", "rain", call_id="1", name="f")], inline_system=True)
+    assert answered == [{"role": "tool", "content": "rain", "tool_call_id": "1", "name": "f"}]
