@@ -35,7 +35,8 @@ class MemorySize:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuntimeSettings:
-    """How a core is loaded: `threads` counts kernel threads, `max_tokens` caps the tokens of one answer.
+    """How a core is loaded: `threads` counts kernel threads, `max_tokens` caps the tokens of one answer, `max_waiting`
+    the requests that wait for a slot.
 
     `strict_tools`: a function schema with `strict: true` is refused, or taken as one without.
     """
@@ -47,6 +48,7 @@ class RuntimeSettings:
     verify: bool = False
     aliases: tuple[str, ...] = ()
     max_tokens: int | None = None
+    max_waiting: int = 1024
     strict_tools: Literal["refuse", "relax"] = "refuse"
 
 
