@@ -2,6 +2,7 @@
 # make test          the whole test suite; no GPU needed
 # make lint          style and import rules only
 # make bench         side-by-side measurements against llama.cpp; writes docs/performance.md
+# make bench-http    the HTTP side alone: 64 and 256 streams over a scripted core
 #
 # PYTHON names the interpreter that the environment in .venv is made from (3.11 or newer).
 
@@ -19,7 +20,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 SECONDS_SINCE = $$(( $$(date +%s) - start )) s
 
-.PHONY: quickstart test lint bench clean
+.PHONY: quickstart test lint bench bench-http clean
 .DELETE_ON_ERROR:
 
 quickstart: $(VENV)/.export $(CORE)/core.json
@@ -42,6 +43,9 @@ lint: $(VENV)/.test
 bench: $(VENV)/.test $(if $(PEER_PYTHON),,$(PEER_VENV)/.built)
 	$(BIN)/python -m benchmarks --peer-python $(or $(PEER_PYTHON),$(PEER_VENV)/bin/python) --threads $(THREADS) \
 		--write docs/performance.md $(BENCH)
+
+bench-http: $(VENV)/.test
+	$(BIN)/python -m benchmarks.http_streams
 
 clean:
 	rm -rf $(VENV) $(PEER_VENV) benchmarks/out .pytest_cache .ruff_cache .import_linter_cache
