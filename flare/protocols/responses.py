@@ -17,8 +17,9 @@ from flare.protocols.responses_decoding import (
     check_text,
     decode_conversation,
 )
-from flare.protocols.responses_encoding import ResponseStream, finished_object, output_items
+from flare.protocols.responses_encoding import finished_object, output_items
 from flare.protocols.responses_fields import UNBUILT
+from flare.protocols.responses_stream import ResponseStream
 from flare.served import ServedModel
 
 

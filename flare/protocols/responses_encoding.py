@@ -1,14 +1,14 @@
-"""Answers of Responses: the response object with its items, and the events of a stream."""
+"""Answers of Responses: the response object and its output items."""
 
 from __future__ import annotations
 
 import time
-from typing import Any, NamedTuple
+from typing import Any
 
-from flare.conversation import Called, Event, Failed, Finished, Reasoning, Text, ToolCall
+from flare.conversation import Finished, ToolCall
 from flare.errors import RequestError
 from flare.protocols.encoding import context_object, timings_object
-from flare.protocols.endpoint import Outcome, Response, encode_json
+from flare.protocols.endpoint import Outcome, Response
 from flare.protocols.responses_fields import ResponsesRequest
 from flare.protocols.responses_tools import shown_tools
 
@@ -75,9 +75,12 @@ def finished_object(response: Response, output: list[dict[str, Any]], end: Finis
 
 
 def failed_object(response: Response, output: list[dict[str, Any]], error: RequestError) -> dict[str, Any]:
-    return response_object(
-        response, status="failed", output=output, error={"code": error.code or error.type, "message": str(error)}
-    )
+    """Returns the response that failed while it was streamed, with the items so far.
+
+    Readers take only the protocol's own error codes: of those this server has two to tell.
+    """
+    code = "rate_limit_exceeded" if error.status == 429 else "server_error"
+    return response_object(response, status="failed", output=output, error={"code": code, "message": str(error)})
 
 
 def _usage(end: Finished) -> dict[str, Any]:
@@ -99,6 +102,10 @@ def text_part(text: str) -> dict[str, Any]:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
 
+def reasoning_part(text: str) -> dict[str, Any]:
+    return {"type": "reasoning_text", "text": text}
+
+
 def message_item(response: Response, index: int, text: str | None, status: str) -> dict[str, Any]:
     """Returns a message; `text` is None while it has no content yet."""
     content = [] if text is None else [text_part(text)]
@@ -107,16 +114,9 @@ def message_item(response: Response, index: int, text: str | None, status: str) 
 
 
 def reasoning_item(response: Response, index: int, text: str | None, status: str) -> dict[str, Any]:
-    content = [] if text is None else [{"type": "reasoning_text", "text": text}]
+    content = [] if text is None else [reasoning_part(text)]
     id = item_id("rs", response, index)
-    return {
-        "type": "reasoning",
-        "id": id,
-        "status": status,
-        "summary": [],
-        "content": content,
-        "encrypted_content": None,
-    }
+    return {"type": "reasoning", "id": id, "status": status, "summary": [], "content": content}
 
 
 def call_item(response: Response, index: int, call: ToolCall, *, begun: bool = False) -> dict[str, Any]:
@@ -145,141 +145,3 @@ def output_items(response: Response, outcome: Outcome) -> list[dict[str, Any]]:
         else:
             items.append(reasoning_item(response, index, block.text, status))
     return items
-
-
-class _Kind(NamedTuple):
-    """How the events of a text item are called, for answer text and for reasoning."""
-
-    make: Any
-    prefix: str
-    delta: str
-    done: str
-    part: Any
-    logprobs: bool
-
-
-KINDS: dict[type, _Kind] = {
-    Text: _Kind(message_item, "msg", "response.output_text.delta", "response.output_text.done", text_part, True),
-    Reasoning: _Kind(
-        reasoning_item,
-        "rs",
-        "response.reasoning_text.delta",
-        "response.reasoning_text.done",
-        lambda text: {"type": "reasoning_text", "text": text},
-        False,
-    ),
-}
-
-
-class ResponseStream:
-    """Events to the events of a Responses stream, numbered from 0.
-
-    `response.created` goes out with the first event of the answer, whatever it is, so that every stream has the same
-    beginning. At most one item is open. A token costs one escaped string and one join.
-    """
-
-    def __init__(self, response: Response) -> None:
-        self.ended = False
-        self._response = response
-        self._number = 0
-        self._items: list[dict[str, Any]] = []
-        self._kind: _Kind | None = None
-        self._type: type | None = None
-        self._pieces: list[str] = []
-        self._delta = b""
-        self._delta_end = b""
-
-    def encode(self, event: Event) -> bytes:
-        """Returns the frames of one event; empty when it shows nothing."""
-        kind = type(event)
-        if kind is self._type:
-            assert isinstance(event, Text | Reasoning)
-            return self._text(event.text) if event.text else b""
-        frames = b"" if self._number else self._begin()
-        if kind is Text or kind is Reasoning:
-            assert isinstance(event, Text | Reasoning)
-            return frames + (self._open(kind) + self._text(event.text) if event.text else b"")
-        if kind is Called:
-            assert isinstance(event, Called)
-            return frames + self._close("completed") + self._call(event.call)
-        if kind is Finished:
-            assert isinstance(event, Finished)
-            return frames + self._finish(event)
-        assert isinstance(event, Failed)
-        self.ended = True
-        frames += self._close("incomplete")
-        return frames + self._frame("response.failed", response=failed_object(self._response, self._items, event.error))
-
-    def _frame(self, name: str, **members: Any) -> bytes:
-        value = {"type": name, "sequence_number": self._number, **members}
-        self._number += 1
-        return b"event: %b\ndata: %b\n\n" % (name.encode(), encode_json(value))
-
-    def _begin(self) -> bytes:
-        value = response_object(self._response)
-        return self._frame("response.created", response=value) + self._frame("response.in_progress", response=value)
-
-    def _open(self, kind: type) -> bytes:
-        frames = self._close("completed")
-        self._type, self._kind = kind, KINDS[kind]
-        index = len(self._items)
-        id = item_id(self._kind.prefix, self._response, index)
-        item = self._kind.make(self._response, index, None, "in_progress")
-        frames += self._frame("response.output_item.added", output_index=index, item=item)
-        part = self._kind.part("")
-        frames += self._frame("response.content_part.added", item_id=id, output_index=index, content_index=0, part=part)
-        name = self._kind.delta.encode()
-        self._delta = b'event: %b\ndata: {"type":"%b","sequence_number":' % (name, name)
-        members = b'"item_id":"%b","output_index":%d,"content_index":0' % (id.encode(), index)
-        self._delta_end = b"," + members + (b',"logprobs":[]' if self._kind.logprobs else b"") + b',"delta":'
-        return frames
-
-    def _text(self, text: str) -> bytes:
-        self._pieces.append(text)
-        number, self._number = self._number, self._number + 1
-        return b"%b%d%b%b}\n\n" % (self._delta, number, self._delta_end, encode_json(text))
-
-    def _close(self, status: str) -> bytes:
-        """Returns the end of the item that is open, if one is."""
-        kind = self._kind
-        if kind is None:
-            return b""
-        index, text = len(self._items), "".join(self._pieces)
-        place = {"item_id": item_id(kind.prefix, self._response, index), "output_index": index, "content_index": 0}
-        more = {"logprobs": []} if kind.logprobs else {}
-        item = kind.make(self._response, index, text, status)
-        self._items.append(item)
-        self._kind, self._type, self._pieces = None, None, []
-        return (
-            self._frame(kind.done, **place, text=text, **more)
-            + self._frame("response.content_part.done", **place, part=kind.part(text))
-            + self._frame("response.output_item.done", output_index=index, item=item)
-        )
-
-    def _call(self, call: ToolCall) -> bytes:
-        """Returns an item of its own; calls arrive complete."""
-        index = len(self._items)
-        item = call_item(self._response, index, call)
-        self._items.append(item)
-        place = {"item_id": item["id"], "output_index": index}
-        if call.custom:
-            name, member = "response.custom_tool_call_input", "input"
-        else:
-            name, member = "response.function_call_arguments", "arguments"
-        begun = call_item(self._response, index, call, begun=True)
-        return (
-            self._frame("response.output_item.added", output_index=index, item=begun)
-            + self._frame(f"{name}.delta", **place, delta=call.arguments)
-            + self._frame(f"{name}.done", **place, **{member: call.arguments})
-            + self._frame("response.output_item.done", output_index=index, item=item)
-        )
-
-    def _finish(self, end: Finished) -> bytes:
-        frames = b""
-        if end.text:
-            frames += (b"" if self._type is Text else self._open(Text)) + self._text(end.text)
-        cut = end.cause in CUT
-        frames += self._close("incomplete" if cut else "completed")
-        self.ended = True
-        value = finished_object(self._response, self._items, end)
-        return frames + self._frame("response.incomplete" if cut else "response.completed", response=value)

@@ -1,4 +1,4 @@
-"""Responses through OpenAI's own SDK, with strict validation of everything that comes back."""
+"""Responses through OpenAI's own SDK, with strict validation of everything that comes back, whole and streamed alike."""
 
 from __future__ import annotations
 
@@ -7,24 +7,49 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from openai import BadRequestError, OpenAI
+from openai import BadRequestError, InternalServerError, OpenAI
 
-from tests.support.live_server import LiveServer
-from tests.support.scripted_server import make_runtime
+from flare.output import OutputSyntax
+from tests.support.live_server import EOS, IM_END, IM_START, LiveServer, reply
+from tests.support.scripted_server import TEMPLATE
 
-CALL = '<tool_call>\n{"name": "$TOOL", "arguments": {"path": "a.py"}}\n</tool_call>'
-REPLIES = ["<think>Look first.</think>I look.\n" + CALL, "It says one."]
-READ = {
+
+def call(name: str, **arguments: Any) -> str:
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments}, ensure_ascii=False)}\n</tool_call>"
+
+
+PATCH = '+ a "b"\n\n- \\c\u2028😊'
+REPLIES = {
+    "think": "<think>Hm.</think>Fine, Zürich 😊.",
+    "all": f"<think>Look first.</think>I look.\n{call('read', path='a.py')}\n{call('fs__read', path='b')}",
+    "patch": call("patch", input=PATCH),
+    "badpatch": call("patch", path="x"),
+    "undeclared": f"{call('remove', p=3)}\n{call('read', path='a.py')}",
+    "prose": "I would rather talk.",
+    "cut": f"{call('read', path='a.py')}\n{call('read', path='b.py')[:-20]}",
+}
+READ: dict[str, Any] = {
     "type": "function",
     "name": "read",
     "parameters": {"type": "object", "properties": {"path": {"type": "string"}}},
 }
+SPACE = {"type": "namespace", "name": "fs", "description": "Files.", "tools": [READ]}
+CUSTOM = {"type": "custom", "name": "patch", "format": {"type": "text"}}
+TOOLS: Any = [READ, SPACE, CUSTOM]
+
+
+def script(prompt: tuple[int, ...], choice: int) -> list[int]:
+    """The reply that the last user's message names; after a tool's result there is an answer."""
+    start = max(at for at, token in enumerate(prompt[:-11]) if token == IM_START)
+    words = bytes(prompt[start + 1 : prompt.index(IM_END, start)]).decode()
+    return reply("It says one.") if words.startswith("tool\n") else reply(REPLIES[words.removeprefix("user\n")])
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[LiveServer]:
-    runtime = make_runtime(REPLIES, "<think>Hm.</think>Fine.", endless=False, context=1 << 16, slots=4)
-    with LiveServer(runtime=runtime) as live:
+    model = {"output": OutputSyntax(tools="hermes", reasoning=("<think>", "</think>")), "context_length": 2048}
+    replay = {"max_context": 2048, "kv_pages": 512}
+    with LiveServer(script=script, template=TEMPLATE, model=model, replay=replay) as live:
         yield live
         live.idle()
 
@@ -34,65 +59,175 @@ def client(server: LiveServer) -> OpenAI:
     return OpenAI(base_url=f"{server.url}/v1", api_key="x", max_retries=0, _strict_response_validation=True)
 
 
+def both(client: OpenAI, **fields: Any) -> Any:
+    """The answer, asked for whole and streamed, which must be the same but for ids and times."""
+    whole = client.responses.create(model="m", **fields)
+    events = list(client.responses.create(model="m", stream=True, **fields))
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    last: Any = events[-1]
+    assert last.type == f"response.{whole.status}"
+    assert plain(last.response) == plain(whole)
+    return whole
+
+
+def plain(answer: Any) -> dict[str, Any]:
+    times = {"id", "created_at", "completed_at", "timings"}
+    value: dict[str, Any] = answer.model_dump(exclude=times)
+    for item in value["output"]:
+        item["id"] = item["id"].split("_")[0] + item["id"][-2:]
+        if "call_id" in item:
+            item["call_id"] = item["call_id"].split("_")[-1]
+    return value
+
+
 def test_text_and_usage(client: OpenAI) -> None:
-    answer = client.responses.create(model="m", input="hi", instructions="be brief", metadata={"a": "b"})
-    assert answer.output_text == "Fine." and answer.status == "completed" and answer.metadata == {"a": "b"}
+    answer = both(client, input="think", instructions="be brief", metadata={"a": "b"})
+    assert answer.output_text == "Fine, Zürich 😊." and answer.status == "completed"
+    assert answer.metadata == {"a": "b"} and answer.model == "org/tiny"
     assert [item.type for item in answer.output] == ["reasoning", "message"]
-    usage: Any = answer.usage
+    assert answer.output[0].content[0].text == "Hm." and answer.output[0].summary == []
+    usage = answer.usage
     assert usage.total_tokens == usage.input_tokens + usage.output_tokens
-    assert usage.output_tokens_details.reasoning_tokens == 3
+    assert (
+        usage.output_tokens == len(REPLIES["think"].encode()) + 1 and usage.output_tokens_details.reasoning_tokens == 3
+    )
+    assert answer.stop_reason == "stop_token" and answer.flare_context["tokens_used"] == usage.total_tokens
 
 
-def test_a_conversation_with_a_tool(client: OpenAI) -> None:
-    """The client sends back what it got, and the tool's result."""
-    history: list[Any] = [{"role": "user", "content": "What does a.py say?"}]
-    tools: Any = [READ]
-    first = client.responses.create(model="m", input=history, tools=tools)
-    assert [item.type for item in first.output] == ["reasoning", "message", "function_call"]
-    call: Any = first.output[-1]
-    assert call.name == "read" and json.loads(call.arguments) == {"path": "a.py"}
-    history += [item.model_dump(exclude_none=True) for item in first.output]
-    history.append({"type": "function_call_output", "call_id": call.call_id, "output": "print(1)"})
-    second = client.responses.create(model="m", input=history, tools=tools)
-    assert second.output_text == "It says one."
+def test_a_conversation_with_tools(client: OpenAI) -> None:
+    """The client sends back the objects that it got, and the results of the calls."""
+    history: list[Any] = [{"role": "user", "content": "all"}]
+    first = both(client, input=history, tools=TOOLS)
+    assert [item.type for item in first.output] == ["reasoning", "message", "function_call", "function_call"]
+    assert [(item.name, item.namespace) for item in first.output[2:]] == [("read", None), ("read", "fs")]
+    assert [json.loads(item.arguments) for item in first.output[2:]] == [{"path": "a.py"}, {"path": "b"}]
+    assert first.output_text.strip() == "I look."
+    outputs = [
+        {"type": "function_call_output", "call_id": item.call_id, "output": "one"}
+        for item in reversed(first.output[2:])
+    ]
+    for items in (first.output, [item.model_dump() for item in first.output]):
+        second = client.responses.create(model="m", input=[*history, *items, *outputs], tools=TOOLS)
+        assert second.output_text == "It says one."
 
 
-def test_a_stream_says_what_the_buffered_answer_says(client: OpenAI) -> None:
-    arguments: Any = {"model": "m", "input": "hi", "tools": [READ]}
-    buffered = client.responses.create(**arguments)
-    with client.responses.stream(**arguments) as stream:
+def test_the_sdks_own_stream_helper(client: OpenAI) -> None:
+    """It puts the response together from the events, and its parsed items can be sent back."""
+    fields: Any = {"model": "m", "input": [{"role": "user", "content": "all"}], "tools": TOOLS}
+    with client.responses.stream(**fields) as stream:
         kinds = [event.type for event in stream]
-        streamed = stream.get_final_response()
-    assert kinds[0] == "response.created" and kinds[-1] == "response.completed"
+        answer: Any = stream.get_final_response()
+    assert kinds[:2] == ["response.created", "response.in_progress"] and kinds[-1] == "response.completed"
+    assert kinds.count("response.output_item.done") == 4
+    results = [{"type": "function_call_output", "call_id": c.call_id, "output": "1"} for c in answer.output[2:]]
+    fields["input"] += [*answer.output, *results]
+    assert client.responses.create(**fields).output_text == "It says one."
 
-    def said(answer: Any) -> list[Any]:
-        ids = {"id", "call_id"}
-        return [item.model_dump(exclude=ids | {"parsed_arguments", "content"}) for item in answer.output]
 
-    assert said(streamed) == said(buffered)
-    assert streamed.output_text == buffered.output_text
-    assert buffered.output_text.strip() == "I look."
+def test_a_custom_tool_gets_its_text_back(client: OpenAI) -> None:
+    """Byte for byte, and never as a call of a function."""
+    answer = both(client, input="patch", tools=TOOLS)
+    (item,) = answer.output
+    assert (item.type, item.name, item.input) == ("custom_tool_call", "patch", PATCH)
+    result: Any = {"type": "custom_tool_call_output", "call_id": item.call_id, "output": "ok"}
+    again = client.responses.create(model="m", input=[{"role": "user", "content": "patch"}, item, result], tools=TOOLS)
+    assert again.output_text == "It says one."
+
+
+def test_calls_of_undeclared_tools_are_passed_on(client: OpenAI) -> None:
+    answer = both(client, input="undeclared", tools=TOOLS)
+    assert [(item.type, item.name) for item in answer.output] == [
+        ("function_call", "remove"),
+        ("function_call", "read"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("choice", "names"),
+    [
+        ({"type": "function", "name": "fs__read"}, ["fs__read"]),
+        ({"type": "function", "name": "read", "namespace": "fs"}, ["fs__read"]),
+        ({"type": "function", "name": "read"}, ["read"]),
+        ({"type": "custom", "name": "patch"}, ["patch"]),
+        ("auto", ["read", "fs__read", "patch"]),
+        ("none", []),
+    ],
+)
+def test_what_the_model_sees_of_the_tools(server: LiveServer, choice: Any, names: list[str]) -> None:
+    prompts: list[str] = []
+    scripted = server.replay.script
+
+    def watch(prompt: tuple[int, ...], index: int) -> list[int]:
+        prompts.append(bytes(token if token < 256 else 0 for token in prompt).decode())
+        return reply(call(names[0], input="x") if names else "No.")
+
+    server.replay.script = watch
+    try:
+        status, _ = server.post("/v1/responses", {"input": "x", "tools": TOOLS, "tool_choice": choice})
+    finally:
+        server.replay.script = scripted
+    assert status == 200
+    shown = prompts[0].partition("tools\n")[2].partition("\0")[0]
+    assert [tool["function"]["name"] for tool in json.loads(shown or "[]")] == names
+
+
+@pytest.mark.parametrize(
+    ("words", "fields"),
+    [
+        ("prose", {"tool_choice": "required"}),
+        ("prose", {"tool_choice": {"type": "function", "name": "read"}}),
+        ("undeclared", {"tool_choice": {"type": "function", "name": "fs__read"}}),
+        ("all", {"parallel_tool_calls": False}),
+        ("badpatch", {}),
+    ],
+)
+def test_what_the_request_did_not_allow_fails(client: OpenAI, words: str, fields: dict[str, Any]) -> None:
+    """Whole: an error. Streamed: the last event, no success behind it, and no call that must not be made."""
+    asked: Any = {"model": "m", "input": words, "tools": TOOLS, **fields}
+    with pytest.raises(InternalServerError) as caught:
+        client.responses.create(**asked)
+    assert caught.value.code == "invalid_output" and caught.value.response.headers["x-request-id"].startswith("resp_")
+    *before, last = list(client.responses.create(stream=True, **asked))
+    assert last.type == "response.failed" and last.response.error.code == "server_error"
+    assert not any(event.type in ("response.completed", "response.incomplete") for event in before)
+    assert sum(event.type == "response.output_item.done" and "call" in event.item.type for event in before) <= 1
+
+
+def test_a_selected_tool_is_called_and_nothing_is_said(client: OpenAI) -> None:
+    answer = both(client, input="patch", tools=TOOLS, tool_choice={"type": "custom", "name": "patch"})
+    assert [item.type for item in answer.output] == ["custom_tool_call"]
 
 
 def test_a_limit_makes_it_incomplete(client: OpenAI) -> None:
-    answer: Any = client.responses.create(model="m", input="hi", max_output_tokens=12)
+    answer = both(client, input="think", max_output_tokens=14)
     assert answer.status == "incomplete" and answer.incomplete_details.reason == "max_output_tokens"
-    assert answer.usage.output_tokens == 12 and answer.stop_reason == "max_tokens"
+    assert answer.usage.output_tokens == 14 and answer.stop_reason == "max_tokens"
+    assert [item.status for item in answer.output] == ["incomplete"]
 
 
-def test_custom_tools_and_namespaces(client: OpenAI, server: LiveServer) -> None:
-    """The scripted call has no `input`, which a custom tool cannot take: the answer fails, before anything is emitted."""
-    custom: Any = [{"type": "custom", "name": "patch"}]
-    status, body = server.post("/v1/responses", {"input": "hi", "tools": custom})
-    assert status == 500 and body["error"]["code"] == "invalid_output"
-    space: Any = [{"type": "namespace", "name": "files", "description": "d", "tools": [READ]}]
-    status, body = server.post("/v1/responses", {"input": "hi", "tools": space})
-    call = body["output"][-1]
-    assert (call["type"], call["name"], call["namespace"]) == ("function_call", "read", "files")
+def test_a_limit_within_a_call(client: OpenAI) -> None:
+    """The calls before it stand, the cut one is left out, and the limit is the reason."""
+    limit = len(REPLIES["cut"].encode())
+    answer = both(client, input="cut", tools=TOOLS, max_output_tokens=limit)
+    assert answer.status == "incomplete" and answer.incomplete_details.reason == "max_output_tokens"
+    assert [json.loads(item.arguments) for item in answer.output] == [{"path": "a.py"}]
+
+
+def test_a_stop_string_completes_the_answer(client: OpenAI) -> None:
+    answer = both(client, input="think", extra_body={"stop": [" Zür"], "top_k": 5, "seed": 3})
+    assert answer.output_text == "Fine," and (answer.status, answer.stop_reason) == ("completed", "stop_sequence")
+    stopped = client.responses.create(model="m", input="think", extra_body={"stop_token_ids": [ord("F")]})
+    assert stopped.status == "completed" and stopped.output_text == "" and EOS != ord("F")
+
+
+def test_a_prompt_that_is_too_long(client: OpenAI) -> None:
+    with pytest.raises(BadRequestError) as caught:
+        client.responses.create(model="m", input="x" * 3000)
+    assert (caught.value.param, caught.value.code) == ("input", "context_full")
 
 
 def test_what_is_kept_nowhere_is_refused(client: OpenAI) -> None:
     for field, value in (("store", True), ("previous_response_id", "resp_1"), ("background", True)):
         with pytest.raises(BadRequestError) as caught:
-            client.responses.create(model="m", input="hi", **{field: value})  # type: ignore[call-overload]
+            client.responses.create(model="m", input="think", **{field: value})  # type: ignore[call-overload]
         assert caught.value.param == field

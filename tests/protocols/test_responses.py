@@ -1,4 +1,4 @@
-"""Responses without a server: items and tools in, the response object and its events out."""
+"""Requests of Responses without a server: items and tools to the neutral request, or the field that cannot be taken."""
 
 from __future__ import annotations
 
@@ -7,33 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from flare.conversation import (
-    Boundary,
-    Called,
-    Conversation,
-    Event,
-    Failed,
-    Finished,
-    Message,
-    Reasoning,
-    Text,
-    Timings,
-    Tool,
-    ToolCall,
-    Tools,
-)
+from flare.conversation import Conversation, Message, SamplingRequest, Thinking, Tool, ToolCall, Tools
 from flare.errors import RequestError
 from flare.output import OutputSyntax
-from flare.protocols.endpoint import Collected, Response
+from flare.prompting import check_tools, template_messages, template_tools
 from flare.protocols.responses import Responses
 from flare.protocols.responses_fields import INERT, UNBUILT, ResponsesRequest
 from tests.support.live_server import make_model
+from tests.support.scripted_server import THINKING
 
 ENDPOINT = Responses()
-MODEL = make_model(output=OutputSyntax(tools="hermes", reasoning=("<think>", "</think>")))
+MODEL = make_model(output=OutputSyntax(tools="hermes", reasoning=("<think>", "</think>")), thinking=THINKING)
 READ = {"type": "function", "name": "read", "parameters": {"type": "object"}}
 
 
@@ -102,6 +87,17 @@ def test_items_become_messages_in_order() -> None:
     [
         ({"type": "item_reference", "id": "x"}, "input[0].type"),
         ({"type": "reasoning", "summary": [], "encrypted_content": "opaque"}, "input[0].encrypted_content"),
+        ({"type": "reasoning", "summary": [{"type": "input_image"}]}, "input[0].summary[0].type"),
+        ({"type": "reasoning", "content": [{"type": "reasoning_text"}]}, "input[0].content[0].text"),
+        ({"role": "user", "content": [{"text": "x"}]}, "input[0].content[0].type"),
+        ({"role": "assistant", "content": [{"type": "refusal", "text": "x"}]}, "input[0].content[0].refusal"),
+        ({"type": "custom_tool_call", "call_id": "c", "name": "f"}, "input[0].input"),
+        ({"type": "function_call", "call_id": "c", "name": "f", "arguments": {}}, "input[0].arguments"),
+        (
+            {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}", "namespace": ""},
+            "input[0].namespace",
+        ),
+        ({"type": "compaction", "encrypted_content": "x"}, "input[0].type"),
         ({"role": "wizard", "content": "x"}, "input[0].role"),
         ({"role": "user"}, "input[0].content"),
         ({"role": "user", "content": [{"type": "input_image", "image_url": "data:"}]}, "input[0].content[0].type"),
@@ -121,8 +117,61 @@ def test_items_that_cannot_be_taken(item: dict[str, Any], param: str) -> None:
 
 
 def test_there_must_be_something_to_answer() -> None:
-    assert refused(input=[{"role": "system", "content": "x"}]).param == "input"
     assert refused(input=[]).param == "input"
+    assert refused(input=[{"type": "reasoning", "summary": []}]).param == "input"
+    assert decode(input=[{"role": "system", "content": "x"}]).messages == [Message("system", "x")]
+
+
+def test_a_summary_stands_for_reasoning_without_content() -> None:
+    """Reasoning of another provider has both; what only that one can read is then no loss."""
+    parts = [{"type": "summary_text", "text": "a"}, {"type": "summary_text", "text": "b"}]
+    item = {"type": "reasoning", "id": "rs_1", "summary": parts, "encrypted_content": "opaque", "status": "completed"}
+    assert decode(input=[item, {"role": "assistant", "content": "x"}]).messages == [Message("assistant", "x", "a\n\nb")]
+    both = {**item, "content": [{"type": "reasoning_text", "text": "c"}]}
+    assert decode(input=[both]).messages == [Message("assistant", "", "c")]
+
+
+def test_what_sdks_add_to_answers_is_taken_back() -> None:
+    """`model_dump()` of an SDK's objects gives every field that it has, most of them null."""
+    null = {"async_": None, "caller": None, "namespace": None, "status": None, "id": None}
+    call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}", "parsed_arguments": {}, **null}
+    text = {"type": "output_text", "text": "x", "annotations": [], "logprobs": None, "parsed": None}
+    message = {
+        "type": "message",
+        "id": "m",
+        "role": "assistant",
+        "content": [text],
+        "status": "completed",
+        "phase": None,
+    }
+    assert decode(input=[message, call]).messages == [Message("assistant", "x", calls=(ToolCall("c", "f", "{}"),))]
+
+
+def test_instructions_and_developer_items_become_one_leading_message() -> None:
+    """Their sections keep role and order, and the conversation around them its own order."""
+    items = [
+        {"role": "user", "content": "u1"},
+        {"role": "developer", "content": "D1"},
+        {"role": "user", "content": "u2"},
+        {"role": "system", "content": "S2"},
+    ]
+    messages = template_messages(decode(instructions="S1", input=items).messages, inline_system=False)
+    assert [m["role"] for m in messages] == ["system", "user", "user"]
+    leading = messages[0]["content"]
+    assert leading.index("S1") < leading.index("D1") < leading.index("S2") and "developer" in leading
+    assert [m["content"] for m in messages[1:]] == ["u1", "u2"]
+
+
+def test_results_of_parallel_calls_follow_the_order_of_the_calls() -> None:
+    def call(id: str) -> dict[str, Any]:
+        return {"type": "function_call", "call_id": id, "name": "read", "namespace": "fs", "arguments": "{}"}
+
+    def result(id: str) -> dict[str, Any]:
+        return {"type": "function_call_output", "call_id": id, "output": id, "name": "read", "namespace": "fs"}
+
+    items = [call("a"), call("b"), result("b"), result("a")]
+    _, *results = template_messages(decode(input=items).messages, inline_system=False)
+    assert [(m["content"], m["name"]) for m in results] == [("a", "fs__read"), ("b", "fs__read")]
 
 
 @pytest.mark.parametrize("name", sorted(UNBUILT))
@@ -135,7 +184,7 @@ def test_fields_that_are_not_built(name: str) -> None:
 
 def test_every_field_is_decided() -> None:
     used = {"input", "instructions", "stream", "max_output_tokens", "stop", "tools", "tool_choice"}
-    used |= {"parallel_tool_calls", "reasoning", "text"}
+    used |= {"parallel_tool_calls", "reasoning", "text", "chat_template_kwargs"}
     sampling = {"temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty"}
     sampling |= {"frequency_penalty", "seed", "stop_token_ids", "ignore_eos"}
     assert set(ResponsesRequest.__struct_fields__) == used | sampling | set(INERT) | set(UNBUILT)
@@ -160,9 +209,28 @@ def test_forms_of_the_answer() -> None:
 
 
 def test_efforts_take_the_nearest_level() -> None:
-    thinking = decode(reasoning={"effort": "high", "summary": "auto"}).thinking
-    assert (thinking.level, thinking.nearest) == ("high", True)
-    assert refused(reasoning={"effort": "huge"}).param == "reasoning.effort"
+    thinking = decode(reasoning={"effort": "max", "summary": "auto"}).thinking
+    assert (thinking.level, thinking.nearest) == ("max", True)
+    error = refused(reasoning={"effort": "huge"})
+    assert (error.param, error.code) == ("reasoning.effort", "unsupported_reasoning_effort")
+    assert error.extra == {"levels": ["low", "high"]}
+    assert decode(reasoning={"effort": None}).thinking == Thinking(
+        switch_field="chat_template_kwargs.enable_thinking", level_field="chat_template_kwargs.reasoning_effort"
+    )
+    for name in ("context", "mode"):
+        assert refused(reasoning={name: "pro"}).param == f"reasoning.{name}"
+    decode(reasoning={"context": "auto", "mode": "standard"})
+
+
+def test_template_variables_are_exact() -> None:
+    thinking = decode(chat_template_kwargs={"reasoning_effort": "max", "enable_thinking": True}).thinking
+    assert (thinking.level, thinking.switch, thinking.nearest) == ("max", True, False)
+    error = refused(chat_template_kwargs={"reasoning_effort": "low"}, reasoning={"effort": "high"})
+    assert (error.param, error.code) == ("chat_template_kwargs.reasoning_effort", "conflicting_thinking")
+    decode(chat_template_kwargs={"reasoning_effort": "high"}, reasoning={"effort": "high"})
+    assert refused(chat_template_kwargs={"enable_thinking": "no"}).param == "chat_template_kwargs.enable_thinking"
+    error = refused(chat_template_kwargs={"colour": 1})
+    assert (error.param, error.code) == ("chat_template_kwargs.colour", "unknown_parameter")
 
 
 def test_tools_keep_their_names() -> None:
@@ -188,6 +256,11 @@ def test_tools_keep_their_names() -> None:
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"tools": [{**READ, "strict": True}]}, "tools[0].strict"),
         ({"tools": [READ, READ]}, "tools[1].name"),
+        ({"tools": [{"name": "read"}]}, "tools[0].type"),
+        ({"tools": [{**READ, "async": True}]}, "tools[0].async"),
+        ({"tools": [{**READ, "allowed_callers": ["programmatic"]}]}, "tools[0].allowed_callers"),
+        ({"tools": [{**READ, "function": {}}]}, "tools[0].function"),
+        ({"tools": [{"type": "custom", "name": ""}]}, "tools[0].name"),
         ({"tools": [{"type": "custom", "name": "p", "format": {"type": "grammar"}}]}, "tools[0].format"),
         ({"tools": [{"type": "namespace", "name": "n", "tools": [{"type": "namespace"}]}]}, "tools[0].tools[0].type"),
         ({"tools": [READ], "tool_choice": "any"}, "tool_choice"),
@@ -195,6 +268,9 @@ def test_tools_keep_their_names() -> None:
         ({"tools": [READ], "tool_choice": {"type": "function", "name": "write"}}, "tool_choice.name"),
         ({"tools": [READ], "tool_choice": {"type": "custom", "name": "read"}}, "tool_choice.name"),
         ({"tools": [READ], "tool_choice": {"type": "web_search"}}, "tool_choice.type"),
+        ({"tools": [READ], "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": []}}, "tool_choice.type"),
+        ({"tools": [READ], "tool_choice": {"name": "read"}}, "tool_choice.type"),
+        ({"tools": [READ], "tool_choice": {"type": "function"}}, "tool_choice.name"),
     ],
 )
 def test_tools_that_cannot_be_offered(body: dict[str, Any], param: str) -> None:
@@ -209,108 +285,37 @@ def test_a_model_without_tools_refuses_them() -> None:
     decode(plain, tools=[], tool_choice="auto")
 
 
-# Answers
+def test_names_that_the_model_could_not_tell_apart() -> None:
+    def space(name: str, tool: str) -> dict[str, Any]:
+        return {"type": "namespace", "name": name, "tools": [{**READ, "name": tool}]}
 
-texts = st.text(max_size=5)
-calls = st.builds(
-    ToolCall,
-    st.just("call_1"),
-    st.just("read"),
-    st.just('{"a": 1}'),
-    st.sampled_from([None, "ns"]),
-    st.booleans(),
-)
-parts = st.lists(
-    st.one_of(
-        st.builds(Text, st.just(0), texts, st.just(1), st.just(0)),
-        st.builds(Reasoning, st.just(0), texts, st.just(1), st.just(0)),
-        st.builds(Called, st.just(0), calls, st.just(1), st.just(0)),
-    ),
-    max_size=8,
-)
+    tools = decode(tools=[space("fs", "read"), space("db", "read")]).tools
+    check_tools(tools)
+    assert [tool["function"]["name"] for tool in template_tools(tools) or []] == ["fs__read", "db__read"]
+    for pair in ([space("a", "b__c"), space("a__b", "c")], [space("fs", "read"), {**READ, "name": "fs__read"}]):
+        with pytest.raises(RequestError) as caught:
+            check_tools(decode(tools=pair).tools)
+        assert caught.value.param == "tools"
 
 
-def response() -> Response:
-    decoded = ENDPOINT.decode(json.dumps({"input": "hi", "stream": True, "tools": [READ]}).encode(), MODEL)
-    return Response.begin("resp_", MODEL, decoded, 3)
+def test_relaxed_servers_take_strict_tools() -> None:
+    relaxed = make_model(output=OutputSyntax(tools="hermes"), strict_tools="relax")
+    assert decode(relaxed, tools=[{**READ, "strict": True}]).tools.offered[0].name == "read"
+    for strict in (False, None):
+        decode(tools=[{**READ, "strict": strict, "defer_loading": True, "output_schema": {}}])
 
 
-def ending(cause: Any, text: str, tokens: int) -> Finished:
-    return Finished(0, text, 1, cause, None, 3, 1, tokens, Timings(), reasoning_tokens=2)
-
-
-def frames(data: bytes) -> list[dict[str, Any]]:
-    found = []
-    for frame in data.decode().split("\n\n")[:-1]:
-        name, value = frame.split("\n")
-        event = json.loads(value.removeprefix("data: "))
-        assert name == f"event: {event['type']}"
-        found.append(event)
-    return found
-
-
-def stream(answer: Response, events: list[Event]) -> list[dict[str, Any]]:
-    encoder = ENDPOINT.stream(answer)
-    found = frames(b"".join(encoder.encode(event) for event in events))
-    assert encoder.ended
-    assert [event["sequence_number"] for event in found] == list(range(len(found)))
-    return found
-
-
-@given(parts, st.sampled_from(["stop_token", "stop_sequence", "max_tokens", "context_full"]), texts)
-def test_a_stream_ends_in_the_buffered_response(events: list[Any], cause: str, held: str) -> None:
-    answer = response()
-    whole = [*events, ending(cause, held, len(events))]
-    collected = Collected(1)
-    for event in whole:
-        collected.add(event)
-    buffered = json.loads(ENDPOINT.encode(answer, collected))
-    found = stream(answer, whole)
-    cut = cause in ("max_tokens", "context_full")
-    assert found[-1]["type"] == ("response.incomplete" if cut else "response.completed")
-    last = found[-1]["response"]
-    for value in (buffered, last):
-        value["completed_at"] = None
-    assert last == buffered
-    assert buffered["usage"]["total_tokens"] == 3 + len(events)
-    assert (buffered["incomplete_details"] is not None) == cut
-
-
-@given(parts)
-def test_items_open_and_close_in_order(events: list[Any]) -> None:
-    """Each item: added, its parts and deltas, done; the deltas are the item's text; no two items overlap."""
-    found = stream(response(), [*events, ending("stop_token", "", len(events))])
-    assert [event["type"] for event in found[:2]] == ["response.created", "response.in_progress"]
-    items, current, said = 0, None, ""
-    for event in found[2:-1]:
-        kind = event["type"].removeprefix("response.")
-        assert event["output_index"] == items
-        if kind == "output_item.added":
-            assert current is None
-            current, said = event["item"]["id"], ""
-        elif kind == "output_item.done":
-            assert event["item"]["id"] == current
-            item = event["item"]
-            body = item.get("arguments", item.get("input")) or item["content"][0]["text"]
-            assert body == said
-            current, items = None, items + 1
-        else:
-            assert event["item_id"] == current
-            said += event.get("delta", "")
-    assert current is None and items == len(found[-1]["response"]["output"])
-
-
-def test_a_failure_is_the_response_s_own() -> None:
-    """No member `error` stands at the top: SDKs raise on it before they read the response."""
-    error = Failed(RequestError("it broke", status=500, type="server_error"))
-    for events in ([error], [Text(0, "par", 1, 0), error]):
-        found = stream(response(), list(events))
-        assert found[0]["type"] == "response.created" and found[-1]["type"] == "response.failed"
-        assert not any("error" in event for event in found)
-        failed = found[-1]["response"]
-        assert failed["status"] == "failed" and failed["error"] == {"code": "server_error", "message": "it broke"}
-    assert failed["output"][0]["status"] == "incomplete" and failed["output"][0]["content"][0]["text"] == "par"
-
-
-def test_hints_are_no_part_of_this_protocol() -> None:
-    assert decode().boundaries == () and Boundary(0, 1).characters == 1
+def test_the_neutral_request() -> None:
+    """Everything that generation needs; over the server's limit, the client's own name of the field is said."""
+    sampling = {"temperature": 0.5, "top_k": 4, "top_p": 0.9, "min_p": 0.1, "seed": 7, "repetition_penalty": 1.1}
+    penalties = {"presence_penalty": 0.2, "frequency_penalty": 0.3}
+    body = {"input": "hi", "max_output_tokens": 9, "stop": "x", "ignore_eos": True, **sampling, **penalties}
+    generation = ENDPOINT.decode(json.dumps(body).encode(), MODEL).generation
+    assert generation.sampling == SamplingRequest(**sampling, **penalties)  # type: ignore[arg-type]
+    assert (generation.max_tokens, generation.stop, generation.ignore_eos) == (9, ("x",), True)
+    assert generation.n == 1 and generation.prompt_field == "input"
+    with pytest.raises(RequestError) as caught:
+        make_model(max_tokens_cap=8).resolve_limit(generation, 3)
+    assert caught.value.param == "max_output_tokens"
+    assert refused(stop=["x"], stop_token_ids=[1]).param == "stop_token_ids"
+    assert refused(make_model(has_template=False)).param == "input"
