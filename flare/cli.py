@@ -8,20 +8,13 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from pathlib import Path
-from typing import Literal, NoReturn
+from typing import Any, NoReturn
 
 from flare import __version__
-from flare.config import (
-    MAX_THREADS,
-    RuntimeSettings,
-    ServerSettings,
-    parse_memory_size,
-    read_api_key,
-    usable_cpus,
-)
 from flare.errors import FlareError, InputError
 from flare.report import Laps
+from flare.settings import SETTINGS, Names, Setting, Switch
+from flare.sources import Configuration, configure
 
 INTERRUPTED = 130
 
@@ -33,19 +26,18 @@ class Parser(argparse.ArgumentParser):
         raise InputError(f"{message}; see `{self.prog} --help`")
 
 
-def integer(low: int, high: int):  # type: ignore[no-untyped-def]
-    """Returns a reader of integers from `low` to `high`."""
-
-    def read(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            value = low - 1
-        if not low <= value <= high:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {low} to {high}")
-        return value
-
-    return read
+def add_option(parser: Parser, setting: Setting) -> None:
+    """Adds a setting's option. Its text is read later, with all other sources; None stands for an option not given."""
+    text = f"{setting.help} (default: {setting.default_text})".replace("%", "%%").replace("`", "")
+    options: dict[str, Any] = {"dest": setting.name, "help": text, "default": None}
+    metavar = setting.option.partition(" ")[2]
+    if isinstance(setting.kind, Switch):
+        options |= {"action": argparse.BooleanOptionalAction}
+    elif isinstance(setting.kind, Names):
+        options |= {"action": "append", "metavar": metavar, "help": f"{text}; may be repeated"}
+    else:
+        options |= {"metavar": metavar}
+    parser.add_argument(setting.flag, **options)
 
 
 def make_parser() -> Parser:
@@ -55,51 +47,20 @@ def make_parser() -> Parser:
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
 
     loading = Parser(add_help=False)
-    loading.add_argument("core", metavar="CORE", help="directory of an exported core")
+    loading.add_argument("core", metavar="CORE", nargs="?", help="directory of an exported core (default: the file's)")
     loading.add_argument(
-        "--threads", metavar="N", type=integer(1, MAX_THREADS), help="kernel threads (default: all usable CPUs)"
+        "--config", metavar="FILE", help="TOML file with settings (default: the variable FLARE_CONFIG)"
     )
-    loading.add_argument(
-        "--max-tokens", metavar="N", type=integer(1, 2**31 - 1), help="most tokens of one answer (default: no limit)"
-    )
-    loading.add_argument(
-        "--kv-memory",
-        metavar="SIZE",
-        help="memory for keys and values: 2GiB, 800MB, or 40%% of what is free beside the weights "
-        "(default: half of that, at most every slot's full context)",
-    )
-    loading.add_argument(
-        "--huge-pages",
-        action=argparse.BooleanOptionalAction,
-        default=False,
-        help="copy the weights into huge pages at load (default: no)",
-    )
-    loading.add_argument("--verify", action="store_true", help="hash every byte of the weights before serving")
+    for setting in SETTINGS:
+        if setting.table == "runtime" and setting.flag.startswith("--"):
+            add_option(loading, setting)
 
     serve = commands.add_parser("serve", parents=[loading], help="serve a core over HTTP with the OpenAI APIs")
-    serve.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    for setting in SETTINGS:
+        if setting.table == "server" and setting.flag:
+            add_option(serve, setting)
     serve.add_argument(
-        "--port",
-        metavar="N",
-        type=integer(0, 65535),
-        default=8000,
-        help="port; 0 takes a free one (default: %(default)s)",
-    )
-    serve.add_argument(
-        "--api-key-file", metavar="FILE", type=Path, help="file with the key that clients must send (default: no key)"
-    )
-    serve.add_argument(
-        "--alias",
-        metavar="NAME",
-        action="append",
-        default=[],
-        help="name of the model towards clients; may be repeated",
-    )
-    serve.add_argument(
-        "--strict-tools",
-        choices=("refuse", "relax"),
-        default="refuse",
-        help="functions with strict: true are refused, or taken as ones without (default: %(default)s)",
+        "--print-config", action="store_true", help="print the settings in effect with their sources, and leave"
     )
     serve.set_defaults(command=run_serve)
 
@@ -109,35 +70,35 @@ def make_parser() -> Parser:
     return parser
 
 
-def runtime_settings(
-    options: argparse.Namespace,
-    aliases: tuple[str, ...] = (),
-    strict_tools: Literal["refuse", "relax"] = "refuse",
-) -> RuntimeSettings:
-    return RuntimeSettings(
-        core=options.core,
-        threads=options.threads or usable_cpus(),
-        kv_memory=None if options.kv_memory is None else parse_memory_size(options.kv_memory),
-        huge_pages=options.huge_pages,
-        verify=options.verify,
-        aliases=aliases,
-        max_tokens=options.max_tokens,
-        strict_tools=strict_tools,
-    )
+def configured(options: argparse.Namespace) -> Configuration:
+    """Returns the settings of all sources. Raises InputError."""
+    given = {setting.name: value for setting in SETTINGS if (value := getattr(options, setting.name, None)) is not None}
+    return configure(given, config=options.config)
+
+
+def warn(configuration: Configuration) -> None:
+    for line in configuration.warnings:
+        print(f"flare: warning: {' '.join(line.split())}", file=sys.stderr)
 
 
 def run_serve(options: argparse.Namespace) -> None:
     laps = Laps.since_process_start()
-    api_key = "" if options.api_key_file is None else read_api_key(options.api_key_file)
-    settings = ServerSettings(host=options.host, port=options.port, api_key=api_key)
-    runtime = runtime_settings(options, tuple(name for name in options.alias if name), options.strict_tools)
+    configuration = configured(options)
+    settings = configuration.server()
+    warn(configuration)
+    if options.print_config:
+        print(configuration.toml(), end="")
+        return
+    runtime = configuration.runtime()
     from flare.http.startup import serve
 
     serve(runtime, settings, laps)
 
 
 def run_chat(options: argparse.Namespace) -> None:
-    settings = runtime_settings(options)
+    configuration = configured(options)
+    warn(configuration)
+    settings = configuration.runtime()
     from flare.chat_terminal import run
 
     run(settings, options.prompt)

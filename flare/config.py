@@ -1,9 +1,13 @@
-"""Settings of `flare serve` and `flare chat`: their defaults, units and bounds, and how sizes are read."""
+"""What `flare serve` and `flare chat` run with: their settings with units and defaults, and how sizes and keys are read.
+
+`flare/settings.py` says how an operator gives each of them, and within which bounds.
+"""
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+import stat
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -21,7 +25,7 @@ UNITS = {
     "GIB": 1 << 30,
     "TIB": 1 << 40,
 }
-KEY_FILE_BYTES = 4096
+MAX_KEY_BYTES = 4096
 MAX_THREADS = 256
 
 
@@ -67,7 +71,7 @@ class ServerSettings:
 
     host: str = "127.0.0.1"
     port: int = 8000
-    api_key: str = ""
+    api_key: str = field(default="", repr=False)
     max_body_bytes: int = 32 * MIB
     max_bodies_bytes: int = 256 * MIB
     max_requests: int = 1024
@@ -80,20 +84,35 @@ class ServerSettings:
     shutdown_s: float = 5.0
 
 
-def parse_memory_size(text: str) -> MemorySize:
-    """Reads "2GiB", "1500MB", "4096" (bytes) or "40%" of free memory. Raises InputError naming the option."""
+def parse_bytes(text: str) -> int:
+    """Reads "2GiB", "1500MB" or "4096". Raises ValueError for anything else, and for less than one byte."""
     value = text.strip()
-    number = value.rstrip("%BKMGTIbkmgti ")
-    unit = value[len(number) :].strip().upper()
+    number = value.rstrip("BKMGTIbkmgti ")
+    amount = float(number) * UNITS.get(value[len(number) :].strip().upper(), 0)
+    if not 1 <= amount < 2**48:
+        raise ValueError
+    return int(amount)
+
+
+def parse_memory_size(text: str) -> MemorySize:
+    """Reads a size as `parse_bytes` does, or "40%" of free memory, up to 95%. Raises InputError that shows the text."""
+    value = text.strip()
     try:
-        amount = float(number)
+        if not value.endswith("%"):
+            return MemorySize(bytes=parse_bytes(value))
+        share = float(value[:-1]) / 100
+        if 0 < share <= 0.95:
+            return MemorySize(share=share)
     except ValueError:
-        amount = -1.0
-    if unit == "%" and 0 < amount <= 95:
-        return MemorySize(share=amount / 100)
-    if unit in UNITS and 0 < amount * UNITS[unit] < 2**48:
-        return MemorySize(bytes=int(amount * UNITS[unit]))
-    raise InputError(f"--kv-memory {text!r}: wanted a size such as 2GiB or 800MB, or a percentage up to 95%")
+        pass
+    raise InputError(f"{text[:60]!r} is not a size such as 2GiB or 800MB, or a percentage up to 95%")
+
+
+def check_api_key(key: str) -> str:
+    """Returns the key. Raises ValueError unless it is one word of printable ASCII, or empty: no key is asked for then."""
+    if len(key) > MAX_KEY_BYTES or any(not "!" <= letter <= "~" for letter in key):
+        raise ValueError
+    return key
 
 
 def read_api_key(path: Path) -> str:
@@ -103,15 +122,24 @@ def read_api_key(path: Path) -> str:
     """
     try:
         with path.open("rb") as file:
-            data = file.read(KEY_FILE_BYTES + 1)
+            data = file.read(MAX_KEY_BYTES + 1)
     except OSError as error:
-        raise InputError(f"--api-key-file {path}: cannot be read ({error.strerror})") from None
-    if len(data) > KEY_FILE_BYTES:
-        raise InputError(f"--api-key-file {path}: longer than {KEY_FILE_BYTES} bytes; it holds nothing but the key")
-    key = data.strip()
-    if any(byte < 33 or byte > 126 for byte in key):
-        raise InputError(f"--api-key-file {path}: the key is one word of printable ASCII characters")
-    return key.decode("ascii")
+        raise InputError(f"key file {path}: cannot be read ({error.strerror})") from None
+    if len(data) > MAX_KEY_BYTES:
+        raise InputError(f"key file {path}: longer than {MAX_KEY_BYTES} bytes; it holds nothing but the key")
+    try:
+        return check_api_key(data.strip().decode("ascii"))
+    except ValueError:
+        raise InputError(f"key file {path}: the key is one word of printable ASCII characters") from None
+
+
+def others_may(path: Path, permission: int) -> bool:
+    """Whether every user of the machine has a permission (`stat.S_IROTH`, `stat.S_IWOTH`) on an existing regular file.
+
+    Raises OSError.
+    """
+    mode = path.stat().st_mode
+    return stat.S_ISREG(mode) and bool(mode & permission)
 
 
 def usable_cpus() -> int:

@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 
-from flare.cli import make_parser, runtime_settings
-from flare.config import MIB, MemorySize, parse_memory_size, read_api_key, usable_cpus
+from flare.cli import configured, make_parser
+from flare.config import MIB, MemorySize, RuntimeSettings, parse_memory_size, read_api_key, usable_cpus
 from flare.errors import InputError
+from flare.http import startup
 from flare.report import Laps, process_age, start_report
 
 THIN = """
@@ -65,16 +66,21 @@ def test_serving_imports_nothing_heavy() -> None:
         ((), "COMMAND"),
         (("bogus",), "bogus"),
         (("serve",), "CORE"),
-        (("serve", "x", "--port", "65536"), "--port"),
+        (("serve", "x", "--port", "65536"), "--port: '65536' is not a whole number from 0 to 65535"),
         (("serve", "x", "--port", "http"), "--port"),
         (("serve", "x", "--threads", "0"), "--threads"),
         (("serve", "x", "--max-tokens", "0"), "--max-tokens"),
         (("serve", "x", "--kv-memory", "2 parsecs"), "2 parsecs"),
         (("serve", "x", "--api-key-file", "no/such/file"), "no/such/file"),
+        (("serve", "x", "--config", "no/such/file"), "no/such/file: cannot be read"),
         (("serve", "x", "--host", "no.such.host.invalid"), "no.such.host.invalid"),
+        (("serve", "x", "--host", "a" * 64), "aaa: not a name or an address"),
+        (("serve", "x", "--host", "192.0.2.1"), "192.0.2.1 port 8000"),
+        (("serve", ""), "CORE: '' is not a path"),
         (("serve", "no/such/core", "--port", "0"), "no/such/core"),
         (("chat", "no/such/core", "hello"), "no/such/core"),
         (("chat", "x", "--nope"), "--nope"),
+        (("chat", "x", "--port", "1"), "--port"),
     ],
 )
 def test_bad_input_is_one_line(arguments: tuple[str, ...], says: str) -> None:
@@ -90,6 +96,57 @@ def test_a_taken_port_is_noticed_before_the_core_is_touched() -> None:
         port = taken.getsockname()[1]
         line = failed(flare("serve", "no/such/core", "--port", str(port)), 2)
     assert f"port {port}" in line and "in use" in line
+
+
+def test_of_two_servers_that_start_together_one_does_not_load() -> None:
+    """Neither of them listens yet."""
+    sock = startup.bind("127.0.0.1", 0)
+    with sock:
+        startup.reserve(sock, True)
+        port = sock.getsockname()[1]
+        with pytest.raises(InputError, match=f"127.0.0.1 port {port}: .*in use"):
+            startup.bind("127.0.0.1", port)
+
+
+def test_a_server_starts_beside_the_lingering_connections_of_its_predecessor() -> None:
+    with startup.bind("127.0.0.1", 0) as sock:
+        startup.reserve(sock, True)
+        startup.reserve(sock, False)
+        sock.listen()
+        address = sock.getsockname()
+        with socket.create_connection(address) as client:
+            sock.accept()[0].close()  # the server's side closes first and lingers
+            assert client.recv(1) == b""
+    with startup.bind(*address) as successor:
+        startup.reserve(successor, True)
+
+
+def test_a_port_that_takes_privileges(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(startup.socket, "socket", type("Socket", (socket.socket,), {"bind": refuse}))
+    with pytest.raises(
+        InputError, match="cannot listen on 127.0.0.1 port 80: Permission denied; choose another --port"
+    ):
+        startup.bind("127.0.0.1", 80)
+
+
+@pytest.mark.parametrize(
+    ("address", "open_to_others"),
+    [
+        ("127.0.0.1", False),
+        ("127.8.8.8", False),
+        ("::1", False),
+        ("::ffff:127.0.0.1", False),
+        ("0.0.0.0", True),
+        ("::", True),
+        ("10.0.0.1", True),
+        ("::ffff:10.0.0.1", True),
+    ],
+)
+def test_who_may_reach_an_address(address: str, open_to_others: bool) -> None:
+    assert startup.open_to_others(address) is open_to_others
 
 
 def test_an_empty_prompt_is_refused() -> None:
@@ -120,15 +177,20 @@ def test_no_sizes(text: str) -> None:
         parse_memory_size(text)
 
 
+def runtime_of(*arguments: str) -> RuntimeSettings:
+    return configured(make_parser().parse_args(arguments)).runtime()
+
+
 def test_options_become_settings() -> None:
     options = make_parser().parse_args(
-        ["serve", "c", "--threads", "3", "--kv-memory", "64MiB", "--huge-pages", "--alias", "a"]
+        ["serve", "c", "--threads", "3", "--kv-memory", "64MiB", "--huge-pages", "--alias", "a", "--alias", ""]
     )
-    settings = runtime_settings(options, tuple(options.alias))
+    settings = configured(options).runtime()
     assert (settings.core, settings.threads, settings.huge_pages, settings.aliases) == ("c", 3, True, ("a",))
     assert settings.kv_memory == MemorySize(bytes=64 * MIB) and settings.max_tokens is None
-    assert (options.host, options.port) == ("127.0.0.1", 8000)
-    assert runtime_settings(make_parser().parse_args(["chat", "c"])).threads == usable_cpus()
+    server = configured(options).server()
+    assert (server.host, server.port) == ("127.0.0.1", 8000)
+    assert runtime_of("chat", "c").threads == usable_cpus()
 
 
 def test_key_files(tmp_path: Path) -> None:
@@ -163,6 +225,7 @@ def test_laps_leave_no_gap() -> None:
 
 
 SERVE = """
+import sys
 from flare.config import RuntimeSettings, ServerSettings
 from flare.http import startup
 from flare import runtime
@@ -172,16 +235,20 @@ from tests.support.live_server import LiveServer, reply
 made = LiveServer(script=lambda prompt, choice: [97] * 400)
 made.sock.close()
 runtime.Runtime.load = classmethod(lambda cls, settings, laps: (laps.mark("scripted"), made.runtime)[1])
-startup.serve(RuntimeSettings(core="c", threads=1), ServerSettings(port=0), Laps.since_process_start())
+settings = ServerSettings(port=0, host=sys.argv[1], api_key=sys.argv[2])
+startup.serve(RuntimeSettings(core="c", threads=1), settings, Laps.since_process_start())
 print("closed", made.replay._dead)
 """
 
 
+def serving(repository: Path, host: str, key: str = "") -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", SERVE, host, key]
+    return subprocess.Popen(command, cwd=repository, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_the_server_in_order(repository: Path, number: int) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-c", SERVE], cwd=repository, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
+    process = serving(repository, "127.0.0.1")
     assert process.stderr is not None
     report = [process.stderr.readline() for _ in range(3)]
     parts = [int(n) for n in re.findall(r"(\d+) ms", report[0])]
@@ -196,6 +263,18 @@ def test_a_signal_ends_the_server_in_order(repository: Path, number: int) -> Non
         os.kill(process.pid, number)
         out, errors = process.communicate(timeout=20)
     assert process.returncode == 0 and out == "closed the replay is closed\n" and errors == ""
+
+
+@pytest.mark.parametrize("key", ["", "sk-1"])
+def test_a_server_that_others_may_use_without_a_key_says_so(repository: Path, key: str) -> None:
+    process = serving(repository, "0.0.0.0", key)
+    assert process.stderr is not None
+    first = process.stderr.readline()
+    while not (line := process.stderr.readline()).startswith("serving "):
+        assert line
+    process.terminate()
+    process.communicate(timeout=20)
+    assert (key == "") == ("warning" in first and "0.0.0.0" in first and "--api-key-file" in first)
 
 
 CHAT = """
@@ -285,6 +364,6 @@ def test_help_imports_nothing_heavy(repository: Path, program: str, heavy: set[s
 
 def test_huge_pages_are_off_unless_asked_for() -> None:
     for arguments, wanted in (((), False), (("--huge-pages",), True), (("--no-huge-pages",), False)):
-        assert runtime_settings(make_parser().parse_args(["chat", "c", *arguments])).huge_pages is wanted
+        assert runtime_of("chat", "c", *arguments).huge_pages is wanted
     help_text = " ".join(flare("serve", "--help").stdout.split())
-    assert "copy the weights into huge pages at load (default: no)" in help_text
+    assert "copy the weights into huge pages at load (default: false)" in help_text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import signal
@@ -28,8 +29,8 @@ def bind(host: str, port: int) -> socket.socket:
     """Returns a bound socket that does not listen yet. Raises InputError naming the address when it cannot be had."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except OSError:
-        raise InputError(f"--host {host}: not the name or address of this machine") from None
+    except (OSError, UnicodeError):  # the latter for what cannot be a name, such as a label of 64 letters
+        raise InputError(f"host {host}: not a name or an address; choose another --host") from None
     family, kind, protocol, _, address = found[0]
     sock = socket.socket(family, kind, protocol)
     try:
@@ -37,8 +38,23 @@ def bind(host: str, port: int) -> socket.socket:
         sock.bind(address)
     except OSError as error:
         sock.close()
-        raise InputError(f"cannot listen on {host} port {port}: {error.strerror}; choose another --port") from None
+        other = "--host" if error.errno == errno.EADDRNOTAVAIL else "--port"
+        raise InputError(f"cannot listen on {host} port {port}: {error.strerror}; choose another {other}") from None
     return sock
+
+
+def reserve(sock: socket.socket, reserved: bool) -> None:
+    """Keeps the address of a bound socket from other servers, or ends that, which must be before it listens.
+
+    SO_REUSEADDR is there so that a server can start while connections of its predecessor linger. It also lets two sockets
+    bind the same address as long as neither listens: two servers that start together would both load their core.
+    """
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, not reserved)
+
+
+def open_to_others(address: str) -> bool:
+    """Whether other machines may reach a socket of this address."""
+    return not address.removeprefix("::ffff:").startswith("127.") and address != "::1"
 
 
 class Loading:
@@ -92,6 +108,7 @@ def serve(runtime_settings: RuntimeSettings, settings: ServerSettings, laps: Lap
     laps.mark("options")
     gc.disable()  # imports make hundreds of thousands of objects that all stay
     sock = bind(settings.host, settings.port)
+    reserve(sock, True)
     laps.mark("bind")
 
     def load(beside: Laps) -> Runtime:
@@ -133,10 +150,19 @@ async def _run(server: Server, sock: socket.socket, laps: Laps, beside: Laps) ->
 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, signalled)
-    await server.start(sock)
-    laps.mark("listen")
     host, port = sock.getsockname()[:2]
+    reserve(sock, False)
+    try:
+        await server.start(sock)
+    except OSError as error:
+        raise InputError(f"cannot listen on {host} port {port}: {error.strerror}; choose another --port") from None
+    laps.mark("listen")
     shown = f"[{host}]" if ":" in host else host
+    if open_to_others(host) and not server.settings.api_key:
+        print(
+            f"flare: warning: whoever reaches {shown} port {port} may use the model: there is no key; give --api-key-file",
+            file=sys.stderr,
+        )
     lines = [*start_report(laps, beside), f"serving {server.runtime.model.id} on http://{shown}:{port}/v1"]
     print("\n".join(lines), file=sys.stderr, flush=True)
     await stop.wait()
