@@ -8,7 +8,7 @@ from queue import SimpleQueue
 from typing import TextIO
 
 from flare.config import RuntimeSettings
-from flare.conversation import Conversation, Event, Failed, Finished, GenerationRequest, Message
+from flare.conversation import Conversation, Event, Failed, Finished, GenerationRequest, Message, Reasoning, Text
 from flare.errors import InputError, RequestError
 from flare.runtime import Runtime
 
@@ -42,6 +42,7 @@ class Terminal:
         events: list[Event] = []
         answer = self.runtime.submit(prepared, events.append, arrived_at)
         pieces: list[str] = []
+        thoughts: list[str] = []
         end: Finished | None = None
         try:
             while not answer.ended:
@@ -49,8 +50,13 @@ class Terminal:
                 for event in events:
                     if isinstance(event, Failed):
                         raise event.error
-                    pieces.append(event.text)
-                    self.out.write(event.text.translate(CONTROLS))
+                    if isinstance(event, Reasoning):
+                        self.out.write(event.text.translate(CONTROLS))
+                        thoughts.append(event.text)
+                    elif isinstance(event, Text | Finished) and event.text:
+                        between = "\n\n" if thoughts and not pieces else ""
+                        self.out.write(between + event.text.translate(CONTROLS))
+                        pieces.append(event.text)
                     if isinstance(event, Finished):
                         end = event
                 self.out.flush()
@@ -59,7 +65,7 @@ class Terminal:
             answer.cancel()
         self.out.write("\n")
         self.out.flush()
-        self.messages = [*asked, Message("assistant", "".join(pieces))]
+        self.messages = [*asked, Message("assistant", "".join(pieces), "".join(thoughts) or None)]
         self._note(end)
         return end is not None
 

@@ -314,6 +314,18 @@ def test_a_conversation_in_the_terminal() -> None:
     made.runtime.close()
 
 
+def test_reasoning_is_shown_and_kept_apart() -> None:
+    syntax = OutputSyntax(reasoning=("<think>", "</think>"))
+    made = LiveServer(script=lambda prompt, choice: reply("<think>Hm.</think>Yes."), model={"output": syntax})
+    made.sock.close()
+    out = io.StringIO()
+    terminal = Terminal(made.runtime, out, None)
+    terminal.ask("well?")
+    assert out.getvalue() == "Hm.\n\nYes.\n"
+    assert terminal.messages[-1] == Message("assistant", "Yes.", "Hm.")
+    made.runtime.close()
+
+
 def test_an_interrupted_answer_is_kept_as_far_as_it_came(monkeypatch: pytest.MonkeyPatch) -> None:
     made = LiveServer(script=lambda prompt, choice: [97] * 400)
     made.sock.close()

@@ -86,7 +86,7 @@ def decode_message(message: ChatMessage, path: str, model: ServedModel) -> Messa
         text = f"{path}.role: {shown(message.role)!r} is not one of {', '.join(ROLES)}"
         raise RequestError(text, param=f"{path}.role")
     refuse_unbuilt(message, UNBUILT_MESSAGE, f"{path}.")
-    if role == "tool" and model.output.tools is None:
+    if role == "tool" and not model.takes_tools:
         raise no_tools(f"{path}.role")
     if role != "assistant":
         for field in ASSISTANT_ONLY:
@@ -104,7 +104,7 @@ def decode_message(message: ChatMessage, path: str, model: ServedModel) -> Messa
 
 def _assistant(message: ChatMessage, path: str, model: ServedModel) -> Message:
     """Returns an assistant's message; with calls or reasoning it needs no content."""
-    if message.tool_calls and model.output.tools is None:
+    if message.tool_calls and not model.takes_tools:
         raise no_tools(f"{path}.tool_calls")
     calls = tuple(_call(call, f"{path}.tool_calls[{i}]") for i, call in enumerate(message.tool_calls or ()))
     reasoning = message.reasoning_content if message.reasoning_content is not None else message.reasoning

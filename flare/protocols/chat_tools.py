@@ -56,7 +56,7 @@ def decode_tools(
     Raises RequestError for tools that cannot be offered, for a choice that they do not allow, and for any of it where
     the model takes no tools.
     """
-    if model.output.tools is None:
+    if not model.takes_tools:
         if offered:
             raise no_tools("tools")
         if choice not in (None, "none", "auto"):

@@ -78,7 +78,7 @@ class _History:
     def __init__(self, model: ServedModel) -> None:
         self.messages: list[Message] = []
         self.boundaries: list[Boundary] = []
-        self._takes_tools = model.output.tools is not None
+        self._takes_tools = model.takes_tools
         self._called: dict[str, str] = {}
 
     def add(self, message: InputMessage, path: str) -> None:
@@ -188,7 +188,7 @@ def _misplaced(block: Block, path: str, place: str) -> RequestError:
 def _tools(request: CountRequest, model: ServedModel) -> Tools:
     """Returns the offered tools and the choice between them."""
     asked = request.tools or []
-    if asked and model.output.tools is None:
+    if asked and not model.takes_tools:
         text = "tools: this model takes no tools; leave them out"
         raise RequestError(text, param="tools", code="unsupported_parameter")
     offered = tuple(_tool(tool, f"tools[{index}]", model) for index, tool in enumerate(asked))

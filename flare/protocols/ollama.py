@@ -74,7 +74,7 @@ def _details() -> dict[str, Any]:
 
 
 def _capabilities(model: ServedModel) -> list[str]:
-    tools = ["tools"] if model.output.tools is not None else []
+    tools = ["tools"] if model.takes_tools else []
     thinking = ["thinking"] if model.output.reasoning is not None else []
     return ["completion", *tools, *thinking]
 

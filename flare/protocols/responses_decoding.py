@@ -90,7 +90,7 @@ class _Items:
         return self.found
 
     def _take(self, item: dict[str, Any], path: str) -> None:
-        kind = item.get("type", "message")
+        kind = item.get("type") or "message"
         match kind:
             case "message":
                 self._message(converted(item, MessageItem, path), path)
@@ -142,7 +142,7 @@ class _Items:
         self.calls.append(ToolCall(item.call_id, name, arguments, namespace, custom))
 
     def _check_tools(self, path: str) -> None:
-        if self.model.output.tools is None:
+        if not self.model.takes_tools:
             raise no_tools(path)
 
     def _flush(self) -> None:
@@ -166,7 +166,7 @@ def _joined(parts: list[dict[str, Any]], path: str, kinds: tuple[str, ...]) -> s
         if kind is None:
             raise RequestError(f"{where}.type: this field is required", param=f"{where}.type")
         if kind not in kinds:
-            text = f"{where}.type: {shown(str(kind))!r} parts are not supported here; send {' or '.join(kinds)}"
+            text = f"{where}.type: {shown(str(kind))!r} parts are not supported here; known here are {', '.join(kinds)}"
             raise RequestError(text, param=f"{where}.type", code="unsupported_parameter")
         part = converted(value, TextPart, where)
         name = "refusal" if kind == "refusal" else "text"

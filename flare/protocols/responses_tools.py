@@ -33,7 +33,7 @@ def decode_tools(request: ResponsesRequest, model: ServedModel) -> Tools:
     the model takes no tools.
     """
     choice = request.tool_choice
-    if model.output.tools is None:
+    if not model.takes_tools:
         if request.tools:
             raise no_tools("tools")
         if choice not in (None, "none", "auto"):

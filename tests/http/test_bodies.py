@@ -13,8 +13,8 @@ import pytest
 
 from flare.errors import RequestError
 from flare.http import codings
-from flare.http.bodies import BodyMemory
 from flare.http.codings import CHUNK_BYTES, MAX_MEMBERS, decompress
+from flare.service.admission import BodyMemory
 from tests.support.live_server import LiveServer, reply
 
 RAW = "/v1/completions"

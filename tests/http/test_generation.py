@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from flare.service.stream import EventStream
 from tests.support.live_server import EOS, IM_END, VOCABULARY, LiveServer, events, make_model, reply
 from tests.support.scripted_replay import ScriptedModel
 
@@ -321,6 +323,40 @@ def test_an_empty_prompt_needs_a_start_token() -> None:
     with LiveServer(model={"bos": None}) as live:
         status, answer = live.post(RAW, {"prompt": ""})
         assert (status, answer["error"]["param"]) == (400, "prompt")
+
+
+def test_a_conversation_that_renders_to_nothing() -> None:
+    """There is no token from which the model could go on."""
+    silent = "{% for m in messages %}{{ m.content }}{% endfor %}{% if add_generation_prompt %}A{% endif %}"
+    with LiveServer(script=lambda prompt, choice: reply("ok"), template=silent) as live:
+        body = {"messages": [{"role": "user", "content": ""}]}
+        assert live.post(CHAT, body)[0] == 200
+        for stream in (False, True):
+            status, answer = live.post(CHAT, body | {"add_generation_prompt": False, "stream": stream})
+            assert (status, answer["error"]["param"]) == (400, "messages"), answer
+        live.idle()
+
+
+def test_a_stream_that_breaks_is_cut(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """No second response follows on the connection of a first one; the cause is in the log, and nothing is left behind."""
+    with LiveServer(script=lambda prompt, choice: reply("ok")) as live:
+        take = EventStream.take
+        taken: list[bytes] = []
+
+        async def breaks(self: EventStream) -> bytes:
+            if taken:
+                raise ValueError("a secret")
+            taken.append(await take(self))
+            return taken[0]
+
+        with monkeypatch.context() as patch:
+            patch.setattr(EventStream, "take", breaks)
+            with pytest.raises(http.client.IncompleteRead) as cut:
+                live.request("POST", RAW, {"prompt": "x", "stream": True})
+        assert cut.value.partial == taken[0]
+        live.idle()
+        assert live.post(RAW, {"prompt": "x"})[0] == 200
+    assert [record.getMessage().split("\n")[0] for record in caplog.records] == ["a handler failed"]
 
 
 def test_a_template_that_refuses_says_so() -> None:

@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 
 from flare.conversation import Finished
-from flare.http.sse import KEEPALIVE, EventStream, Keeper
+from flare.http.sse import KEEPALIVE, Keeper
 from flare.protocols.chat import ChatCompletions
 from flare.protocols.endpoint import Collected
+from flare.service.stream import EventStream
 from tests.support.live_server import LiveServer, events, reply
 from tests.support.scripted_replay import ReplayDead
 
@@ -276,7 +277,7 @@ def test_silent_streams_get_comments() -> None:
         server.replay.pause()
         connection = connect(server, stream=True)
         server.replay.wait_until_held()
-        keeper = server.server.generator.keeper
+        keeper = server.server.app.keeper
         server.until(lambda: len(keeper.streams) == 1)
 
         async def silence(ticks: int) -> None:

@@ -102,7 +102,7 @@ def test_a_conversation_with_tools(client: OpenAI) -> None:
     assert [(item.name, item.namespace) for item in first.output[2:]] == [("read", None), ("read", "fs")]
     assert [json.loads(item.arguments) for item in first.output[2:]] == [{"path": "a.py"}, {"path": "b"}]
     assert first.output_text.strip() == "I look."
-    outputs = [
+    outputs: list[Any] = [
         {"type": "function_call_output", "call_id": item.call_id, "output": "one"}
         for item in reversed(first.output[2:])
     ]

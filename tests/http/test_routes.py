@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from flare.http.auth import API_VERSIONS
 from flare.http.codings import CODINGS
+from flare.protocols.versions import API_VERSIONS
 from tests.support.live_server import LiveServer, reply
 
 KEY = "the-key"
@@ -54,7 +54,7 @@ def server() -> Iterator[LiveServer]:
 
 def routes(server: LiveServer) -> list[tuple[str, str]]:
     """Every route of the table, by its method, and the one with a name in its path."""
-    table = [(path, method) for path, methods in server.server.app.routes.items() for method in methods]
+    table = [(path, method) for path, methods in server.server.app.service.routes.items() for method in methods]
     return [*table, ("/v1/models/org/tiny", "GET")]
 
 
@@ -310,7 +310,7 @@ def raw(server: LiveServer, head: str) -> int:
     ],
 )
 def test_versions_of_the_messages_api(server: LiveServer, versions: list[str], status: int) -> None:
-    if "/v1/messages" not in server.server.app.routes:
+    if "/v1/messages" not in server.server.app.service.routes:
         pytest.fail("the Messages endpoint is not served")
     body = json.dumps(GOOD["/v1/messages"]).encode()
     lines = "".join(f"anthropic-version: {version}\r\n" for version in versions)

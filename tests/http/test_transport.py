@@ -290,10 +290,10 @@ def test_no_exception_can_forge_a_line_of_the_log(caplog: pytest.LogCaptureFixtu
         raise ValueError(forged)
 
     with LiveServer() as server:
-        server.server.app.get("/fails", fails)
+        server.server.app.service.get("/fails", fails)
         status, _, data = server.request("GET", "/fails")
         assert status == 500 and b"well" not in data and len(data) < 4096
-    (record,) = [record for record in caplog.records if record.name == "flare.http"]
+    (record,) = [record for record in caplog.records if record.name == "flare.service"]
     first, *lines = record.getMessage().split("\n")
     assert first == "a handler failed" and len(record.getMessage()) < 25_000
     assert all(line.startswith("  | ") and line.isprintable() for line in lines)

@@ -140,6 +140,7 @@ def test_an_endless_call_is_given_up_while_it_is_read() -> None:
     found = feed(['<tool_call>{"name": "', *[chunk] * 17], natural=False)
     assert found.error is not None and "bytes" in found.error
     assert feed(['<tool_call>{"name": "', *[chunk] * 15], natural=False).error is None
+    assert feed(['<tool_call>{"name": "', *["ü" * (1 << 20)] * 9], natural=False).error is not None  # bytes count
 
 
 VALUES = st.recursive(

@@ -105,6 +105,11 @@ def test_a_call_without_its_closing_tag() -> None:
 def test_two_calls_in_one_pair_of_tags() -> None:
     both = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n{"name": "clock"}\n</tool_call>'
     assert same_for_all_splits(both).parts == [OSLO, NOON]
+    for cut in (both[: both.index('{"name": "clock"') + 4], both[: both.index("clock")]):
+        natural = same_for_all_splits(cut)
+        assert natural.parts == [OSLO] and natural.error is not None
+        limited = same_for_all_splits(cut, natural=False)
+        assert limited.parts == [OSLO] and limited.error is None
 
 
 @pytest.mark.parametrize("cut", range(1, len(call()) - len("\n</tool_call>")))
@@ -190,6 +195,7 @@ def test_reasoning_tokens_are_those_between_the_delimiters() -> None:
         ("<think>" + call() + "yes", 0),
         ("<think>hm" + call() + "yes", 2),
         ("<think>a<tool_call>b</think>c", 13),
+        ("<think>hm </thi", 8),  # not a delimiter after all
         ("yes", 0),
     ):
         assert feed(list(text)).reasoning_tokens == count, text

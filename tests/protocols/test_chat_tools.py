@@ -170,8 +170,10 @@ def test_nesting_is_bounded() -> None:
     ],
 )
 def test_a_model_without_tools_refuses_them_by_name(fields: dict[str, Any]) -> None:
-    error = refusal(tools, make_model(), **fields)
-    assert error.code == "unsupported_parameter" and "takes no tools" in str(error)
+    """Nor does one with a syntax of calls whose template shows no tools."""
+    for model in (make_model(), make_model(output=OutputSyntax(tools="hermes"), shows_tools=False)):
+        error = refusal(tools, model, **fields)
+        assert error.code == "unsupported_parameter" and "takes no tools" in str(error)
 
 
 def test_calls_and_results_of_earlier_turns() -> None:

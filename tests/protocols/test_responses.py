@@ -134,8 +134,15 @@ def test_a_summary_stands_for_reasoning_without_content() -> None:
 def test_what_sdks_add_to_answers_is_taken_back() -> None:
     """`model_dump()` of an SDK's objects gives every field that it has, most of them null."""
     null = {"async_": None, "caller": None, "namespace": None, "status": None, "id": None}
-    call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}", "parsed_arguments": {}, **null}
-    text = {"type": "output_text", "text": "x", "annotations": [], "logprobs": None, "parsed": None}
+    call: Any = {
+        "type": "function_call",
+        "call_id": "c",
+        "name": "f",
+        "arguments": "{}",
+        "parsed_arguments": {},
+        **null,
+    }
+    text: Any = {"type": "output_text", "text": "x", "annotations": [], "logprobs": None, "parsed": None}
     message = {
         "type": "message",
         "id": "m",

@@ -137,7 +137,8 @@ def test_items_begin_and_end_in_order(events: list[Any], cause: Any) -> None:
         EVENTS.validate_python(event)
     assert [event["type"] for event in found[:2]] == ["response.created", "response.in_progress"]
     assert not any(event.get("error") for event in found), "SDKs raise on it before they read the response"
-    middle, items = found[2:-1], []
+    middle = found[2:-1]
+    items: list[Any] = []
     while middle:
         end = [event["type"] for event in middle].index("response.output_item.done") + 1
         items.append(check_item(middle[:end], len(items)))

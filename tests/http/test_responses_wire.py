@@ -40,7 +40,7 @@ def test_headers_come_at_once_and_events_with_the_first_token() -> None:
         connection.request("POST", PATH, json.dumps({"input": "x", "stream": True}))
         response = connection.getresponse()
         server.replay.wait_until_held()
-        keeper = server.server.generator.keeper
+        keeper = server.server.app.keeper
 
         async def be_silent() -> None:
             for _ in range(keeper.ticks + 1):
