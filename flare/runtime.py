@@ -220,7 +220,11 @@ class Runtime:
             if not text.endswith(tail):
                 raise RequestError(f"{field}: the chat template cannot continue this message", param=field)
             text = text[: -len(tail)]
-        return self.tokenizer.encode_rendered(text, mark)
+        tokens = self.tokenizer.encode_rendered(text, mark)
+        if not tokens:
+            text = "the chat template makes nothing of it; send text, or leave out add_generation_prompt"
+            raise RequestError(f"{field}: {text}", param=field)
+        return tokens
 
     def submit(
         self,

@@ -17,6 +17,8 @@ from flare.http.codings import MAX_MEMBERS, MAX_WINDOW_BYTES
 from flare.protocols.fields import INERT, MAX_STOP_BYTES, MAX_STOP_STRINGS, MAX_STOP_TOKENS
 from flare.runtime import MAX_CHOICES, Runtime
 from flare.served import GREEDY_BELOW, VALID
+from flare.settings import SETTINGS, TABLES
+from flare.sources import configure
 from flare.text.sandbox import MAX_CHARS, MAX_STEPS
 
 COMMANDS = {
@@ -67,10 +69,48 @@ def test_commands(repository: Path, program: str) -> None:
 
 
 def test_environment_variables(repository: Path) -> None:
-    """Every FLARE_ or IGNITION_ variable that the program reads is in docs/cli.md, and no other is."""
-    used = {name for name in strings(repository) if re.fullmatch(r"(FLARE|IGNITION)_[A-Z_]+", name)}
-    documented = set(re.findall(r"^\| `((?:FLARE|IGNITION)_[A-Z_]+)`", (repository / "docs/cli.md").read_text(), re.M))
-    assert used == documented
+    """Every FLARE_ or IGNITION_ variable that the program reads is in the documentation, and no other is.
+
+    docs/clients.md speaks of the clients' variables; the examples of operations.md stand outside of its sections here.
+    """
+    used = {name for name in strings(repository) if re.fullmatch(r"(FLARE|IGNITION)_[A-Z_]*[A-Z]", name)}
+    used |= {setting.variable for setting in SETTINGS} - {""}
+    text = (repository / "docs/cli.md").read_text()
+    text += section(repository / "docs/operations.md", "Configuration")
+    documented = set(re.findall(r"`((?:FLARE|IGNITION)_[A-Z_]*[A-Z])`", text))
+    assert used == documented - {"FLARE_SERVICE_HOST"}
+
+
+def test_settings(repository: Path) -> None:
+    """The tables of docs/operations.md are the program's, word for word and in its order."""
+    text = section(repository / "docs/operations.md", "Configuration")
+    tables = re.split(r"^### \[(\w+)\]$", text, flags=re.M)
+    assert tuple(tables[1::2]) == TABLES
+    for table, content in zip(TABLES, tables[2::2], strict=True):
+        assert rows(content) == [
+            [
+                *(f"`{name}`" if name else "none" for name in (setting.name, setting.variable, setting.option)),
+                *(setting.default_text, f"{setting.kind.noun} {setting.kind.bound}", setting.help),
+            ]
+            for setting in SETTINGS
+            if setting.table == table
+        ]
+
+
+def test_the_configuration_that_is_shown_is_one(repository: Path, tmp_path: Path) -> None:
+    (shown,) = re.findall(r"```toml\n(.*?)```", (repository / "docs/operations.md").read_text(), re.S)
+    file = tmp_path / "flare.toml"
+    file.write_text(shown)
+    configuration = configure({}, {}, config=str(file))
+    assert len([given for given in configuration.values.values() if given.source == "file"]) == shown.count(" = ")
+
+
+def test_options_of_settings(repository: Path) -> None:
+    """The options of `flare serve` are documented with the metavariable and, where it is a plain value, the default."""
+    documented = {cells[0]: cells[1] for cells in rows(section(repository / "docs/cli.md", "flare serve"))}
+    for setting in SETTINGS:
+        if setting.flag.startswith("--") and setting.name not in ("huge_pages", "verify"):
+            assert documented[f"`{setting.option}`"].strip("`") == setting.default_text
 
 
 def test_error_codes(repository: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a request's headers must say before its body counts: the serving key, and the version of the Messages API."""
+"""The serving key that a request carries in its headers."""
 
 from __future__ import annotations
 
@@ -7,17 +7,10 @@ import hmac
 from aiohttp import web
 
 from flare.errors import RequestError
-from flare.protocols.decoding import shown
+from flare.protocols.versions import is_messages
 
 OPEN_PATHS = frozenset({"/health", "/metrics"})
 """Aggregate state without anything of a request, for probes that have no key."""
-MESSAGES_PATH = "/v1/messages"
-API_VERSIONS = ("2023-06-01", "2026-10-21")
-
-
-def is_messages(path: str) -> bool:
-    """Whether a path is of the Messages API."""
-    return path == MESSAGES_PATH or path.startswith(MESSAGES_PATH + "/")
 
 
 def check_key(request: web.BaseRequest, key: bytes) -> None:
@@ -48,14 +41,3 @@ def _bearer(value: str) -> str:
     """Returns the key in a value of Authorization, nothing for another scheme."""
     scheme, _, rest = value.partition(" ")
     return rest.strip() if scheme.lower() == "bearer" else ""
-
-
-def check_version(request: web.BaseRequest) -> None:
-    """Raises RequestError (400) unless a request to the Messages API names one version of it that is served."""
-    if not is_messages(request.path):
-        return
-    values = request.headers.getall("anthropic-version", [])
-    if len(values) == 1 and values[0] in API_VERSIONS:
-        return
-    seen = f"{shown(', '.join(values))}: not served here" if values else "the header is missing"
-    raise RequestError(f"anthropic-version: {seen}; send {' or '.join(API_VERSIONS)}", param="anthropic-version")

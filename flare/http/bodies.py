@@ -1,4 +1,4 @@
-"""Request bodies: what may be sent, and reading it with a bound each, a bound together, and bounds of time."""
+"""Request bodies: what may be sent, and reading it within bounds of size and time."""
 
 from __future__ import annotations
 
@@ -8,52 +8,13 @@ from collections.abc import Sequence
 from aiohttp import web
 
 from flare.errors import RequestError
-from flare.http.codings import CODINGS, too_large
-from flare.http.errors import Refusal
+from flare.http.codings import CODINGS
 from flare.protocols.decoding import shown
+from flare.service.admission import BodyShare, too_large
+from flare.service.errors import Refusal
 
 # What a web page's script may send without its user's browser asking this server first is none of these types.
 JSON_TYPES = ("application/json", "text/json")
-
-
-class BodyMemory:
-    """Bytes of all bodies that are being read or decoded, and how many there may be. Used on the event loop only."""
-
-    def __init__(self, capacity: int) -> None:
-        self.capacity = capacity
-        self.used = 0
-
-    def share(self) -> BodyShare:
-        return BodyShare(self)
-
-
-class BodyShare:
-    """What one body holds of a `BodyMemory`, given back at the end of its `with` block."""
-
-    def __init__(self, memory: BodyMemory) -> None:
-        self.memory = memory
-        self.held = 0
-
-    def __enter__(self) -> BodyShare:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.memory.used -= self.held
-        self.held = 0
-
-    def take(self, size: int) -> None:
-        """Raises RequestError (429) when the other bodies leave no room for `size` bytes more."""
-        memory = self.memory
-        if memory.used + size > memory.capacity:
-            raise RequestError(
-                f"the bodies of all requests together reach this server's limit of {memory.capacity} bytes; "
-                "try again later",
-                status=429,
-                type="rate_limit_error",
-                code="rate_limit_exceeded",
-            )
-        memory.used += size
-        self.held += size
 
 
 def check_media_type(request: web.BaseRequest) -> None:
@@ -86,7 +47,7 @@ def content_coding(request: web.BaseRequest, codings: Sequence[str] = CODINGS) -
             f"Content-Encoding: {shown(value)} is not served here, this route takes one of {', '.join(codings)}; "
             "send the body uncompressed",
             status=415,
-            headers={"Accept-Encoding": ", ".join(codings)},
+            headers={"accept-encoding": ", ".join(codings)},
         )
     return value
 

@@ -10,6 +10,7 @@ import zlib
 from typing import Any, Protocol
 
 from flare.errors import RequestError
+from flare.service.admission import too_large
 
 CODINGS = ("br", "deflate", "gzip", "identity", "zstd")
 CHUNK_BYTES = 1 << 16
@@ -22,12 +23,6 @@ MAX_WINDOW_BYTES = 8 << 20
 WINDOW_BITS = {"gzip": zlib.MAX_WBITS | 16, "deflate": zlib.MAX_WBITS}
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 ZSTD_HEADER_BYTES = 18
-
-
-def too_large(limit: int) -> RequestError:
-    return RequestError(
-        f"the body is larger than this server's limit of {limit} bytes", status=413, type="request_too_large"
-    )
 
 
 def decompress(body: bytes | bytearray, coding: str, limit: int) -> bytes | bytearray:

@@ -11,9 +11,10 @@ from aiohttp import web
 
 from flare.config import ServerSettings
 from flare.errors import RequestError
-from flare.http.errors import error_response, failure, for_log, not_http
+from flare.http.errors import http_response, not_http
 from flare.protocols.encoding import error_object
 from flare.protocols.endpoint import encode_json
+from flare.service.errors import error_reply, failure, for_log
 
 READ_AHEAD_BYTES = 1 << 16
 """What is read of a body before anyone asks: up to twice this, and one read of the socket of at most 256 KiB."""
@@ -62,7 +63,7 @@ class Connection(web.RequestHandler):
             error = not_http()
         else:
             error = failure(exc if isinstance(exc, Exception) else RuntimeError(message))
-        response = error_response(error)
+        response = http_response(error_reply(error))
         response.force_close()
         return response
 

@@ -13,8 +13,8 @@ from aiohttp import web
 from flare.config import ServerSettings
 from flare.http.app import App
 from flare.http.connections import Connections
-from flare.http.generate import shutting_down
 from flare.runtime import Runtime
+from flare.service.generate import shutting_down
 
 if TYPE_CHECKING:
     from flare.engine import Delivery
@@ -40,9 +40,9 @@ class Server:
         self.runtime = runtime
         self.settings = settings
         self.app = App(runtime, settings)
-        self.generator = self.app.generator
+        self.generator = self.app.service.generator
         self._runner: web.ServerRunner | None = None
-        self._keeper: asyncio.Task[None] | None = None
+        self._keeping: asyncio.Task[None] | None = None
 
     async def start(self, sock: socket.socket) -> None:
         """Starts the engine and listens on `sock`, which is bound."""
@@ -54,20 +54,20 @@ class Server:
                 loop.call_soon_threadsafe(self.runtime.receive, batch)
 
         self.runtime.start(dispatch)
-        self.connections = self.app.connections = Connections(self.app.handle, self.settings)
+        self.connections = self.app.service.connections = Connections(self.app.handle, self.settings)
         raise_file_limit(self.settings.max_connections + SPARE_FILES)
         options: dict[str, Any] = {"shutdown_timeout": self.settings.shutdown_s}
         self._runner = web.ServerRunner(self.connections, handle_signals=False, **options)
         await self._runner.setup()
         await web.SockSite(self._runner, sock, backlog=BACKLOG).start()
-        self._keeper = asyncio.create_task(self.generator.keeper.run())
+        self._keeping = asyncio.create_task(self.app.keeper.run())
 
     async def stop(self) -> None:
         """Stops accepting, ends every answer with an error, lets the last bytes out, and closes the connections."""
-        assert self._runner is not None and self._keeper is not None
+        assert self._runner is not None and self._keeping is not None
         for site in list(self._runner.sites):
             await site.stop()
         self.generator.fail_all(shutting_down())
         await self._runner.cleanup()
-        self._keeper.cancel()
+        self._keeping.cancel()
         self.generator.close()

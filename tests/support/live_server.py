@@ -138,7 +138,9 @@ class LiveServer:
     def idle(self) -> None:
         """Waits until nothing of any request is left, and checks it."""
         generator = self.server.generator
-        self.until(lambda: not generator.answers and generator.admission.used == 0 and not generator.keeper.streams)
+        self.until(
+            lambda: not generator.answers and generator.admission.used == 0 and not self.server.app.keeper.streams
+        )
         self.until(lambda: (s := self.runtime.stats()).active == s.waiting == 0 and s.free_pages == s.total_pages)
 
     def request(

@@ -1,27 +1,23 @@
-"""The life of a generation request between its headers and its last byte."""
+"""The life of a generation request between its head and the end of its answer."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
-
-from aiohttp import web
 
 from flare.config import ServerSettings
 from flare.conversation import Event, Text
 from flare.errors import RequestError
 from flare.generation import Answer, Listener
-from flare.http.admission import Admission
-from flare.http.bodies import BodyMemory, content_coding, read_body
-from flare.http.codings import decompress
-from flare.http.errors import bytes_response, error_response, failure
-from flare.http.sse import HEADERS, EventStream, Keeper
 from flare.metrics import Metrics
 from flare.protocols.endpoint import Collected, Decoded, GenerationEndpoint, Response
 from flare.runtime import Prepared, Runtime
+from flare.service.admission import Admission, BodyMemory
+from flare.service.errors import error_reply, failure
+from flare.service.exchange import EVENTS_TYPE, Body, Incoming, Reply, bytes_reply
+from flare.service.stream import EventStream
 
 Asked = tuple[Decoded, Prepared, list[str]]
 """What a body asks for: decoded, in tokens, and the texts of the prompts where they are to be echoed."""
@@ -35,21 +31,25 @@ class Generator:
         self.settings = settings
         self.admission = Admission(settings.max_requests)
         self.bodies = BodyMemory(settings.max_bodies_bytes)
-        self.keeper = Keeper(settings.keepalive_comment_s)
         self.pool = ThreadPoolExecutor(settings.frontend_threads, thread_name_prefix="flare-frontend")
         self.answers: set[Answer] = set()
         self.metrics = Metrics()
         self.closing = False
 
-    def handler(self, endpoint: GenerationEndpoint) -> Any:
-        """Returns the aiohttp handler of an endpoint."""
+    def handler(self, endpoint: GenerationEndpoint) -> Callable[[Incoming], Awaitable[Reply | None]]:
+        """Returns the handler of an endpoint's route."""
 
-        async def generate(request: web.BaseRequest) -> web.StreamResponse:
-            return await self.generate(request, endpoint)
+        async def generate(incoming: Incoming) -> Reply | None:
+            return await self.generate(incoming, endpoint)
 
         return generate
 
-    async def generate(self, request: web.BaseRequest, endpoint: GenerationEndpoint) -> web.StreamResponse:
+    async def generate(self, incoming: Incoming, endpoint: GenerationEndpoint) -> Reply | None:
+        """Answers a request: returns the reply, or None once a stream has been sent to its end.
+
+        The request holds one place while its body is read, and as many as it has choices until its answer is delivered.
+        Whatever ends this coroutine ends the answer.
+        """
         arrived_at = time.monotonic()
         if self.closing:
             raise shutting_down()
@@ -60,7 +60,7 @@ class Generator:
         answer = response = None
         begun = False
         try:
-            decoded, prepared, echoed = await self._read(request, endpoint)
+            decoded, prepared, echoed = await self._read(incoming, endpoint)
             more = prepared.choices - 1
             self.admission.take(more, held=places)
             places += more
@@ -79,7 +79,8 @@ class Generator:
                     echo(echoed, prepared, listener)
                     answer = self._submit(prepared, meter.over(listener), stream.end, arrived_at)
                     begun = True
-                    return await self._stream(request, stream, response)
+                    await incoming.stream({"content-type": EVENTS_TYPE, **request_id(response)}, stream)
+                    return None
                 collected = Collected(prepared.choices)
                 done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -96,40 +97,33 @@ class Generator:
                 await done
                 if collected.failed is not None:
                     raise collected.failed.error
-                return bytes_response(endpoint.encode(response, collected), headers=request_id(response))
+                return bytes_reply(endpoint.encode(response, collected), headers=request_id(response))
         except Exception as error:
             if response is None or begun:
                 raise
-            return error_response(failure(error), headers=request_id(response), envelope=endpoint.error)
+            return error_reply(failure(error), headers=request_id(response), envelope=endpoint.error)
         finally:
             if answer is not None:
                 answer.cancel()
                 self.answers.discard(answer)
             self.admission.give_back(places)
 
-    async def _read(self, request: web.BaseRequest, endpoint: GenerationEndpoint) -> Asked:
+    async def _read(self, incoming: Incoming, endpoint: GenerationEndpoint) -> Asked:
         """Returns what the body asks for. The body counts as held until it is decoded."""
-        settings = self.settings
-        coding = content_coding(request)
         with self.bodies.share() as share:
-            body = await read_body(
-                request,
-                share,
-                settings.max_body_bytes,
-                silence_s=settings.body_silence_s,
-                total_s=settings.body_total_s,
-            )
-            return await asyncio.get_running_loop().run_in_executor(self.pool, self._prepare, endpoint, body, coding)
+            body = await incoming.read(share, None)
+            return await asyncio.get_running_loop().run_in_executor(self.pool, self._prepare, endpoint, body)
 
-    def _prepare(self, endpoint: GenerationEndpoint, body: bytearray, coding: str) -> Asked:
-        limit = self.settings.max_body_bytes
-        decoded = endpoint.decode(decompress(body, coding, limit), self.runtime.model)
+    def _prepare(self, endpoint: GenerationEndpoint, body: Body) -> Asked:
+        model = self.runtime.model
+        decoded = endpoint.decode(body(), model)
         prepared = self.runtime.prepare(decoded.generation)
-        endpoint.admit(prepared.prompt_tokens, decoded, self.runtime.model)
+        endpoint.admit(prepared.prompt_tokens, decoded, model)
         if not decoded.echo:
             return decoded, prepared, []
         echoed = self.runtime.prompt_texts(decoded.generation)
         size = sum(len(text.encode()) for text in echoed) * decoded.generation.n
+        limit = self.settings.max_body_bytes
         if size > limit:
             raise RequestError(f"echo: {size} bytes of prompts in all choices, the limit is {limit}", param="echo")
         return decoded, prepared, echoed
@@ -140,17 +134,6 @@ class Generator:
         answer = self.runtime.submit(prepared, listener, arrived_at, close)
         self.answers.add(answer)
         return answer
-
-    async def _stream(self, request: web.BaseRequest, stream: EventStream, response: Response) -> web.StreamResponse:
-        reply = web.StreamResponse(headers=HEADERS | request_id(response))
-        self.keeper.streams.add(stream)
-        try:
-            await reply.prepare(request)
-            await stream.pump(reply)
-            await reply.write_eof()
-        finally:
-            self.keeper.streams.discard(stream)
-        return reply
 
     def fail_all(self, error: RequestError) -> None:
         """Ends every answer with an error; later requests are refused."""

@@ -1,0 +1,223 @@
+"""The bodies of answers as JSON Schemas: the members that a client can rely on. There may be more, and more may come."""
+
+from __future__ import annotations
+
+from typing import Any
+
+Schema = dict[str, Any]
+
+REF = "#/components/schemas/"
+TEXT: Schema = {"type": "string"}
+MAYBE_TEXT: Schema = {"type": ["string", "null"]}
+COUNT: Schema = {"type": "integer", "minimum": 0}
+NUMBER: Schema = {"type": "number", "minimum": 0}
+RATE: Schema = {"type": ["number", "null"], "minimum": 0}
+ANY: Schema = {}
+OBJECT: Schema = {"type": "object"}
+
+
+def ref(name: str) -> Schema:
+    return {"$ref": REF + name}
+
+
+def array_of(items: Schema) -> Schema:
+    return {"type": "array", "items": items}
+
+
+def words(*known: str) -> Schema:
+    return {"enum": list(known)}
+
+
+def members(required: dict[str, Schema], optional: dict[str, Schema] | None = None) -> Schema:
+    """An object with at least the required members."""
+    return {"type": "object", "properties": {**required, **(optional or {})}, "required": list(required)}
+
+
+CAUSES = words("stop_token", "stop_sequence", "max_tokens", "context_full", "cancelled")
+ENDS = {"finish_reason": words("stop", "length", "tool_calls"), "stop_reason": CAUSES}
+OBSERVED = {"token_ids": array_of(COUNT), "token_timestamps": array_of({"type": "number"})}
+EXTRAS = {"flare_context": ref("FlareContext"), "timings": ref("Timings")}
+
+
+def _openai(object_name: str) -> dict[str, Schema]:
+    return {
+        "id": TEXT,
+        "object": words(object_name),
+        "created": COUNT,
+        "model": TEXT,
+        "system_fingerprint": TEXT,
+    }
+
+
+def _chunk(object_name: str, choice: dict[str, Schema]) -> Schema:
+    """A chunk; the last one of a choice says why it ended, and one without choices has the usage of the answer."""
+    end = {name: {"enum": [*schema["enum"], None]} for name, schema in ENDS.items()}
+    item = members(
+        {"index": COUNT, **choice, "finish_reason": end["finish_reason"]}, {"stop_reason": CAUSES, **OBSERVED}
+    )
+    usage = {"anyOf": [ref("Usage"), {"type": "null"}]}
+    return members({**_openai(object_name), "choices": array_of(item)}, {"usage": usage, **EXTRAS})
+
+
+ANSWERS: dict[str, Schema] = {
+    "FlareContext": members({"tokens_used": COUNT, "context_length": COUNT, "tokens_remaining": COUNT}),
+    "Timings": members(
+        {
+            "queued_ms": NUMBER,
+            "prompt_n": COUNT,
+            "prompt_ms": NUMBER,
+            "prompt_per_second": RATE,
+            "first_token_ms": NUMBER,
+            "predicted_n": COUNT,
+            "predicted_ms": NUMBER,
+            "predicted_per_second": RATE,
+        }
+    ),
+    "Usage": members(
+        {
+            "prompt_tokens": COUNT,
+            "completion_tokens": COUNT,
+            "total_tokens": COUNT,
+            "prompt_tokens_details": members({"cached_tokens": COUNT}),
+        },
+        {"completion_tokens_details": members({"reasoning_tokens": COUNT})},
+    ),
+    "ToolCall": members(
+        {"id": TEXT, "type": words("function"), "function": members({"name": TEXT, "arguments": TEXT})},
+    ),
+    "ChatCompletion": members(
+        {
+            **_openai("chat.completion"),
+            "choices": array_of(
+                members(
+                    {
+                        "index": COUNT,
+                        "message": members(
+                            {"role": words("assistant"), "content": MAYBE_TEXT},
+                            {"reasoning_content": MAYBE_TEXT, "tool_calls": array_of(ref("ToolCall"))},
+                        ),
+                        **ENDS,
+                    },
+                    OBSERVED,
+                )
+            ),
+            "usage": ref("Usage"),
+            **EXTRAS,
+        },
+        {"prompt_token_ids": array_of(COUNT)},
+    ),
+    "ChatCompletionChunk": _chunk("chat.completion.chunk", {"delta": OBJECT}),
+    "TextCompletion": members(
+        {
+            **_openai("text_completion"),
+            "choices": array_of(members({"index": COUNT, "text": TEXT, **ENDS}, OBSERVED)),
+            "usage": ref("Usage"),
+            **EXTRAS,
+        }
+    ),
+    "TextCompletionChunk": _chunk("text_completion", {"text": TEXT}),
+    "Message": members(
+        {
+            "id": TEXT,
+            "type": words("message"),
+            "role": words("assistant"),
+            "model": TEXT,
+            "content": array_of(members({"type": words("text", "thinking", "tool_use")})),
+            "stop_reason": words("end_turn", "max_tokens", "stop_sequence", "tool_use"),
+            "stop_sequence": MAYBE_TEXT,
+            "usage": members({"input_tokens": COUNT, "output_tokens": COUNT, "cache_read_input_tokens": COUNT}),
+            **EXTRAS,
+        }
+    ),
+    "MessageEvent": members(
+        {
+            "type": words(
+                "message_start",
+                "content_block_start",
+                "content_block_delta",
+                "content_block_stop",
+                "message_delta",
+                "message_stop",
+                "error",
+            )
+        }
+    ),
+    "InputTokens": members({"input_tokens": COUNT}),
+    "Response": members(
+        {
+            "id": TEXT,
+            "object": words("response"),
+            "created_at": COUNT,
+            "model": TEXT,
+            "status": words("completed", "incomplete"),
+            "incomplete_details": ANY,
+            "output": array_of(members({"type": words("message", "reasoning", "function_call", "custom_tool_call")})),
+            "usage": members({"input_tokens": COUNT, "output_tokens": COUNT, "total_tokens": COUNT}),
+            "stop_reason": CAUSES,
+            **EXTRAS,
+        }
+    ),
+    "ResponseEvent": members({"type": {"type": "string", "pattern": "^response\\."}, "sequence_number": COUNT}),
+    "Model": members(
+        {
+            "id": TEXT,
+            "object": words("model"),
+            "created": COUNT,
+            "owned_by": TEXT,
+            "root": TEXT,
+            "max_model_len": COUNT,
+            "context_length": COUNT,
+            "thinking": OBJECT,
+            "generation_defaults": OBJECT,
+            "flare": OBJECT,
+        }
+    ),
+    "ModelList": members({"object": words("list"), "data": array_of(ref("Model"))}),
+    "ModelInfo": members(
+        {
+            "id": TEXT,
+            "root": TEXT,
+            "names": array_of(TEXT),
+            "created": COUNT,
+            "version": TEXT,
+            "core": TEXT,
+            "context_length": COUNT,
+            "thinking": OBJECT,
+            "generation_defaults": OBJECT,
+            "flare": OBJECT,
+        }
+    ),
+    "Status": members(
+        {
+            "status": words("ok", "stopping", "failed"),
+            "version": TEXT,
+            "uptime_seconds": NUMBER,
+            "model": OBJECT,
+            "engine": OBJECT,
+            "requests": OBJECT,
+            "first_response": OBJECT,
+            "admission": OBJECT,
+            "bodies": OBJECT,
+            "connections": OBJECT,
+            "cpu_fallback": OBJECT,
+        }
+    ),
+    "Health": members({"status": words("ok")}),
+    "Metrics": {"type": "object"},
+    "Description": members({"openapi": TEXT, "info": OBJECT, "paths": OBJECT}),
+    "OllamaTags": members(
+        {"models": array_of(members({"name": TEXT, "model": TEXT, "digest": TEXT, "details": OBJECT}))}
+    ),
+    "OllamaModel": members({"details": OBJECT, "model_info": OBJECT, "capabilities": array_of(TEXT)}),
+    "Error": members(
+        {
+            "error": members(
+                {"type": TEXT, "message": TEXT, "param": MAYBE_TEXT, "code": MAYBE_TEXT},
+                {"flare_context": ref("FlareContext"), "levels": array_of(TEXT)},
+            )
+        }
+    ),
+    "MessagesError": members({"type": words("error"), "error": members({"type": TEXT, "message": TEXT})}),
+    "OllamaError": members({"error": TEXT}),
+}
+"""Schemas by their names in the document."""
