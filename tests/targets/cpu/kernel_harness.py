@@ -65,19 +65,42 @@ class Tokens:
     def alone(self, index: int) -> Tokens:
         """The step that holds only token `index` (and its first wanted row only)."""
         one = slice(index, index + 1)
-        return Tokens(self.token[one], self.position[one], self.slot[one], self.row[:1] * 0,
-                      self.page_table, self.kv, self.kv_page_bytes)
+        return Tokens(
+            self.token[one],
+            self.position[one],
+            self.slot[one],
+            self.row[:1] * 0,
+            self.page_table,
+            self.kv,
+            self.kv_page_bytes,
+        )
 
     def only_row(self, index: int) -> Tokens:
         """The same tokens, with only wanted row `index`."""
-        return Tokens(self.token, self.position, self.slot, self.row[index : index + 1],
-                      self.page_table, self.kv, self.kv_page_bytes)
+        return Tokens(
+            self.token,
+            self.position,
+            self.slot,
+            self.row[index : index + 1],
+            self.page_table,
+            self.kv,
+            self.kv_page_bytes,
+        )
 
     def struct(self) -> Step:
         """The C structure; it borrows these arrays."""
-        return Step(len(self.token), len(self.row), self.token.ctypes.data, self.position.ctypes.data,
-                    self.slot.ctypes.data, self.page_table.ctypes.data, self.page_table.shape[1],
-                    self.row.ctypes.data, self.kv.ctypes.data, self.kv_page_bytes)
+        return Step(
+            len(self.token),
+            len(self.row),
+            self.token.ctypes.data,
+            self.position.ctypes.data,
+            self.slot.ctypes.data,
+            self.page_table.ctypes.data,
+            self.page_table.shape[1],
+            self.row.ctypes.data,
+            self.kv.ctypes.data,
+            self.kv_page_bytes,
+        )
 
 
 class Library:
@@ -90,10 +113,21 @@ class Library:
         for function in ("units", "scratch"):
             getattr(self._library, f"harness_{function}").restype = ctypes.c_int64
         self._library.harness_need.restype = ctypes.c_uint64
-        self._library.harness_need.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_uint64, ctypes.c_uint64,
-                                               ctypes.c_void_p]
-        self._library.harness_run.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p,
-                                              ctypes.c_int64, ctypes.c_int64]
+        self._library.harness_need.argtypes = [
+            ctypes.c_int,
+            ctypes.c_int,
+            ctypes.c_uint64,
+            ctypes.c_uint64,
+            ctypes.c_void_p,
+        ]
+        self._library.harness_run.argtypes = [
+            ctypes.c_int,
+            ctypes.c_void_p,
+            ctypes.c_void_p,
+            ctypes.c_void_p,
+            ctypes.c_int64,
+            ctypes.c_int64,
+        ]
 
     def units(self, name: str, tokens: Tokens) -> int:
         """How many units a kernel has for a step."""
@@ -108,17 +142,20 @@ class Library:
             needs.append((("unused", "reads", "writes", "in_pages")[kind.value], size))
         return needs
 
-    def run(self, name: str, tokens: Tokens, args: Sequence[np.ndarray | int | None],
-            claims: Iterable[tuple[int, int]] | None = None) -> None:
+    def run(
+        self,
+        name: str,
+        tokens: Tokens,
+        args: Sequence[np.ndarray | int | None],
+        claims: Iterable[tuple[int, int]] | None = None,
+    ) -> None:
         """Runs a kernel over `claims`, ranges of units in the order in which they are claimed; default all at once.
 
         An argument is an array (its memory is passed), a page offset, or None (a null pointer).
         """
         index = self._index[name]
         assert self._library.harness_args(index) == len(args), name
-        values = (ctypes.c_uint64 * len(args))(
-            *(a.ctypes.data if isinstance(a, np.ndarray) else a or 0 for a in args)
-        )
+        values = (ctypes.c_uint64 * len(args))(*(a.ctypes.data if isinstance(a, np.ndarray) else a or 0 for a in args))
         step = tokens.struct()
         size = self._library.harness_scratch(index)
         # Scratch holds NaN before every claim: nothing may be expected of it.
@@ -133,12 +170,22 @@ def build(names: Sequence[str], folder: Path) -> dict[str, Library]:
     """Compiles the instantiations for every level of this machine, all levels at the same time."""
     entries = "\n".join(f'    flare::kernel<{name}>("{i}"),' for i, name in enumerate(names))
     source = folder / "kernels.cc"
-    source.write_text(f'#include "kernels.h"\nusing namespace flare;\nstatic constexpr Kernel table[] = {{\n{entries}\n'
-                      '};\n#include "kernel_harness.h"\n')
+    source.write_text(
+        f'#include "kernels.h"\nusing namespace flare;\nstatic constexpr Kernel table[] = {{\n{entries}\n'
+        '};\n#include "kernel_harness.h"\n'
+    )
     running = {}
     for level in available_levels():
-        command = ["g++", *FLAGS, *LEVELS[level], f"-I{KERNELS}", f"-I{Path(__file__).parent}",
-                   "-o", str(folder / f"{level}.so"), str(source)]
+        command = [
+            "g++",
+            *FLAGS,
+            *LEVELS[level],
+            f"-I{KERNELS}",
+            f"-I{Path(__file__).parent}",
+            "-o",
+            str(folder / f"{level}.so"),
+            str(source),
+        ]
         running[level] = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     for level, process in running.items():
         message = process.communicate()[1]
