@@ -10,18 +10,16 @@ import json
 import os
 import shutil
 import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.server.process import scripted
+
 ASKED = os.environ.get("FLARE_RUN_CLIENT_TESTS") == "1"
 pytestmark = pytest.mark.skipif(not ASKED, reason="FLARE_RUN_CLIENT_TESTS=1 runs them; they need clients from npm")
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 WRONG, RIGHT = "return a - b", "return a + b"
 PROGRAM = f"def add(a, b):\n    {WRONG}\n"
 CHECK = "from calc import add\n\nassert add(2, 3) == 5\nopen('passed', 'w').close()\nprint('all good')\n"
@@ -31,21 +29,6 @@ DONE = "Mended: calc.py adds now and the check passes."
 
 def call(name: str, **arguments: Any) -> str:
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
-
-
-@contextmanager
-def scripted(tmp_path: Path, replies: list[str]) -> Iterator[str]:
-    """The server as a process; yields its address."""
-    file = tmp_path / "replies.json"
-    file.write_text(json.dumps(replies))
-    command = [sys.executable, "-m", "tests.support.scripted_server", "--replies", str(file)]
-    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
-        assert server.stdout is not None and server.stdin is not None
-        try:
-            yield server.stdout.readline().strip()
-        finally:
-            server.stdin.close()
-            assert server.wait(30) == 0
 
 
 @pytest.fixture
@@ -89,11 +72,11 @@ def test_claude_code(tmp_path: Path, project: Path, mode: list[str]) -> None:
         call("Bash", command="python3 check.py", description="Run the check"),
         DONE,
     ]
-    with scripted(tmp_path, replies) as url:
+    with scripted(tmp_path, replies) as server:
         output = run(
             project,
             ["claude", *mode, "-p", TASK, "--dangerously-skip-permissions", "--output-format", "json"],
-            ANTHROPIC_BASE_URL=url,
+            ANTHROPIC_BASE_URL=server.url,
             ANTHROPIC_API_KEY="local",
             ANTHROPIC_MODEL="org/tiny",
             IS_SANDBOX="1",
@@ -134,12 +117,12 @@ def test_codex(tmp_path: Path, project: Path) -> None:
     home = tmp_path / ".codex"
     home.mkdir()
     (home / "catalog.json").write_text(json.dumps({"models": [CODEX_MODEL]}))
-    with scripted(tmp_path, replies) as url:
+    with scripted(tmp_path, replies) as server:
         (home / "config.toml").write_text(
             'model = "org/tiny"\nmodel_provider = "flare"\nweb_search = "disabled"\n'
             f'model_catalog_json = "{home}/catalog.json"\n'
             "check_for_update_on_startup = false\n[analytics]\nenabled = false\n"
-            f'[model_providers.flare]\nname = "flare"\nbase_url = "{url}/v1"\nenv_key = "FLARE_KEY_FOR_CODEX"\n'
+            f'[model_providers.flare]\nname = "flare"\nbase_url = "{server.url}/v1"\nenv_key = "FLARE_KEY_FOR_CODEX"\n'
             'wire_api = "responses"\nrequest_max_retries = 0\nstream_max_retries = 0\n'
         )
         command = ["codex", "exec", "--dangerously-bypass-approvals-and-sandbox", "--skip-git-repo-check", TASK]
@@ -157,12 +140,12 @@ def test_opencode(tmp_path: Path, project: Path) -> None:
     ]
     folder = tmp_path / ".config" / "opencode"
     folder.mkdir(parents=True)
-    with scripted(tmp_path, replies) as url:
+    with scripted(tmp_path, replies) as server:
         model = {"name": "Tiny", "tool_call": True, "limit": {"context": 200000, "output": 8192}}
         provider = {
             "npm": "@ai-sdk/openai-compatible",
             "name": "flare",
-            "options": {"baseURL": f"{url}/v1", "apiKey": "local"},
+            "options": {"baseURL": f"{server.url}/v1", "apiKey": "local"},
             "models": {"org/tiny": model},
         }
         settings = {

@@ -3,6 +3,9 @@
 FILE is a JSON array of texts. A request that offers tools gets the text whose number is the number of tool results in
 its conversation (the last one from then on), so that an agent is led through a task; any other request gets `--plain`.
 $TOOL in a text stands for the name of the first tool that the request offers.
+With `--named FILE`, a JSON object, a request gets the reply whose name its users mention last, and `--plain` once a tool's
+result is the last thing said; null in place of a reply is a step that fails. With `--prompts FILE` every prompt is
+written there, a JSON text a line, each control token as one NUL.
 With `--endless` every reply is one letter for ever: what is measured then is the server alone.
 
 The first line on standard output is the server's address; it stops when its standard input ends.
@@ -14,8 +17,9 @@ import argparse
 import asyncio
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from flare.config import ServerSettings
 from flare.http.server import Server
@@ -36,6 +40,8 @@ TEMPLATE = (
 )
 SYNTAX = OutputSyntax(tools="hermes", reasoning=("<think>", "</think>"))
 TOOL = "$TOOL"
+FAILURE = "a secret of /the/model"
+"""The text of the exception of a step that fails: no client may see it."""
 LEVELS = [
     {"id": id, "enable_thinking": None, "reasoning_effort": id, "instruction": None, "opens_reasoning": False}
     for id in ("low", "high")
@@ -58,20 +64,53 @@ def sections(prompt: Sequence[int], role: str) -> int:
     )
 
 
+def spoken(prompt: Sequence[int]) -> str:
+    """A prompt's text; control tokens become one letter that no message holds."""
+    return bytes(token if token < 256 else 0 for token in prompt).decode()
+
+
 def first_tool(prompt: Sequence[int]) -> str:
     """The name of the first tool that the template showed."""
-    text = bytes(token if token < 256 else 0 for token in prompt).decode()
-    return json.loads(text.partition("tools\n")[2].partition("\0")[0])[0]["function"]["name"]
+    return json.loads(spoken(prompt).partition("tools\n")[2].partition("\0")[0])[0]["function"]["name"]
+
+
+def named_reply(prompt: Sequence[int], replies: Mapping[str, str | None], plain: str) -> str:
+    """The reply whose name was mentioned last since the last result of a tool. Raises ValueError for one that fails."""
+    said = ""
+    for section in spoken(prompt).split("\0"):
+        role, _, words = section.partition("\n")
+        said = f"{said}\n{words}" if role == "user" else "" if role == "tool" else said
+    name = max(replies, key=said.rfind, default=None)
+    if name is None or name not in said:
+        return plain
+    text = replies[name]
+    if text is None:
+        raise ValueError(FAILURE)
+    return text
 
 
 def make_runtime(
-    replies: Sequence[str], plain: str, *, endless: bool, context: int, slots: int, aliases: Sequence[str] = ()
+    replies: Sequence[str],
+    plain: str,
+    *,
+    endless: bool,
+    context: int,
+    slots: int,
+    aliases: Sequence[str] = (),
+    named: Mapping[str, str | None] | None = None,
+    prompts: Path | None = None,
+    **model: Any,
 ) -> Runtime:
-    """A runtime whose replies are scripted, with tools and reasoning."""
+    """A runtime whose replies are scripted, with tools and reasoning. `model` are further fields of the served model."""
 
     def reply(prompt: list[int], choice: int) -> list[int]:
         if endless:
             return [ord("a")]
+        if prompts is not None:
+            with prompts.open("a") as file:
+                file.write(json.dumps(spoken(prompt)) + "\n")
+        if named is not None:
+            return [*named_reply(prompt, named, plain).encode(), EOS]
         text = plain
         if replies and sections(prompt, "tools"):
             text = replies[min(sections(prompt, "tool\n"), len(replies) - 1)]
@@ -88,13 +127,14 @@ def make_runtime(
             max_concurrency=slots,
             output=OutputSyntax() if endless else SYNTAX,
             thinking=THINKING,
+            **model,
         ),
     )
 
 
-async def serve(runtime: Runtime, port: int) -> None:
-    sock = bind("127.0.0.1", port)
-    server = Server(runtime, ServerSettings(port=port))
+async def serve(runtime: Runtime, settings: ServerSettings) -> None:
+    sock = bind("127.0.0.1", settings.port)
+    server = Server(runtime, settings)
     await server.start(sock)
     print(f"http://127.0.0.1:{sock.getsockname()[1]}", flush=True)
     await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
@@ -105,6 +145,10 @@ async def serve(runtime: Runtime, port: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--replies", type=Path)
+    parser.add_argument("--named", type=Path)
+    parser.add_argument("--prompts", type=Path)
+    parser.add_argument("--settings", type=json.loads, default={}, help="server settings, as JSON")
+    parser.add_argument("--model", type=json.loads, default={}, help="fields of the served model, as JSON")
     parser.add_argument("--plain", default="Fine.")
     parser.add_argument("--endless", action="store_true")
     parser.add_argument("--port", type=int, default=0)
@@ -113,11 +157,18 @@ def main() -> None:
     options = parser.parse_args()
     replies = json.loads(options.replies.read_text()) if options.replies else []
     runtime = make_runtime(
-        replies, options.plain, endless=options.endless, context=options.context, slots=options.slots
+        replies,
+        options.plain,
+        endless=options.endless,
+        context=options.context,
+        slots=options.slots,
+        named=json.loads(options.named.read_text()) if options.named else None,
+        prompts=options.prompts,
+        **options.model,
     )
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     try:
-        asyncio.run(serve(runtime, options.port))
+        asyncio.run(serve(runtime, ServerSettings(**{"port": options.port, **options.settings})))
     finally:
         runtime.close()
 

@@ -1,4 +1,5 @@
-"""The Anthropic SDK with strict response validation, against the real server: messages, streams, tools, thinking, counts."""
+"""Messages through the Anthropic SDK, strictly validated, against a server process: whole and streamed alike, tools,
+thinking, counts and failures."""
 
 from __future__ import annotations
 
@@ -9,20 +10,20 @@ from typing import Any
 import anthropic
 import pytest
 
-from flare.output import OutputSyntax
-from tests.support.live_server import LiveServer, reply
-from tests.support.scripted_server import TEMPLATE
+from tests.server.process import Process, scripted
+from tests.support.scripted_server import FAILURE
 
 HI = [{"role": "user", "content": "SAY hi"}]
 ANSWER = "Hi 😊 there END and more"
 CALL = '<tool_call>\n{"name": "read", "arguments": {"path": "/a", "lines": [1, 2.50]}}\n</tool_call>'
-REPLIES = {
+REPLIES: dict[str, str | None] = {
     "SAY hi": ANSWER,
     "USE read": f"<think>A file.</think>Let me look.\n{CALL}",
     "USE other": '<tool_call>\n{"name": "remove", "arguments": {"n": 3}}\n</tool_call>' + CALL,
     "CUT": f'{CALL}\n<tool_call>\n{{"name": "write", "arguments": {{"path": "/b',
     "TALK": "I would rather talk.",
     "THINK": "<think>plan</think>done",
+    "BREAK": None,
 }
 TOOLS: list[Any] = [
     {
@@ -34,45 +35,16 @@ TOOLS: list[Any] = [
 CONTEXT = 2048
 
 
-def spoken(prompt: tuple[int, ...]) -> str:
-    """A prompt's text; control tokens become one letter that no request holds."""
-    return bytes(token if token < 256 else 0 for token in prompt).decode()
-
-
-class Prompts:
-    """The script, which keeps the prompts that it saw."""
-
-    def __init__(self) -> None:
-        self.seen: list[str] = []
-
-    def __call__(self, prompt: tuple[int, ...], choice: int) -> list[int]:
-        text = spoken(prompt)
-        self.seen.append(text)
-        asked = max(REPLIES, key=text.rfind)
-        return reply(REPLIES[asked])
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
+    folder = tmp_path_factory.mktemp("messages")
+    model = {"continuation": "<|im_end|>\n"}
+    with scripted(folder, REPLIES, context=CONTEXT, settings={"api_key": "sk-right"}, model=model) as up:
+        yield up
 
 
 @pytest.fixture(scope="module")
-def prompts() -> Prompts:
-    return Prompts()
-
-
-@pytest.fixture(scope="module")
-def server(prompts: Prompts) -> Iterator[LiveServer]:
-    model = {
-        "output": OutputSyntax(tools="hermes", reasoning=("<think>", "</think>")),
-        "continuation": "<|im_end|>\n",
-        "context_length": CONTEXT,
-    }
-    replay = {"max_context": CONTEXT, "kv_pages": 512}
-    settings = {"api_key": "sk-right"}
-    with LiveServer(script=prompts, model=model, replay=replay, settings=settings, template=TEMPLATE) as live:
-        yield live
-        live.idle()
-
-
-@pytest.fixture(scope="module")
-def client(server: LiveServer) -> Iterator[anthropic.Anthropic]:
+def client(server: Process) -> Iterator[anthropic.Anthropic]:
     with anthropic.Anthropic(
         base_url=server.url, api_key="sk-right", max_retries=0, _strict_response_validation=True
     ) as made:
@@ -115,7 +87,7 @@ def test_a_limit_and_stop_sequences(client: anthropic.Anthropic) -> None:
     assert stopped.content[0].text == "Hi 😊 there "  # type: ignore[union-attr]
 
 
-def test_thinking_and_its_marker(client: anthropic.Anthropic, prompts: Prompts) -> None:
+def test_thinking_and_its_marker(client: anthropic.Anthropic, server: Process) -> None:
     asked: Any = [{"role": "user", "content": "THINK"}]
     message = both(client, messages=asked, thinking={"type": "enabled", "budget_tokens": 1024})
     thinking, answer = message.content
@@ -124,14 +96,14 @@ def test_thinking_and_its_marker(client: anthropic.Anthropic, prompts: Prompts) 
     assert message.usage.output_tokens_details and 0 < message.usage.output_tokens_details.thinking_tokens < 20
     turns = [*asked, {"role": "assistant", "content": message.content}, {"role": "user", "content": "SAY hi"}]
     client.messages.create(model="any", max_tokens=5, messages=turns)
-    assert "<think>plan</think>done" in prompts.seen[-1]
+    assert "<think>plan</think>done" in server.prompts()[-1]
     altered = thinking.model_copy(update={"thinking": "another plan"})
     turns[1] = {"role": "assistant", "content": [altered, answer]}
     with pytest.raises(anthropic.BadRequestError, match=r"messages\[1\].content\[0\].signature"):
         client.messages.create(model="any", max_tokens=5, messages=turns)
 
 
-def test_a_call_and_its_result(client: anthropic.Anthropic, prompts: Prompts) -> None:
+def test_a_call_and_its_result(client: anthropic.Anthropic, server: Process) -> None:
     asked: Any = [{"role": "user", "content": "USE read"}]
     message = both(client, messages=asked, tools=TOOLS, tool_choice={"type": "any", "disable_parallel_tool_use": True})
     assert message.stop_reason == "tool_use"
@@ -143,8 +115,8 @@ def test_a_call_and_its_result(client: anthropic.Anthropic, prompts: Prompts) ->
     for content in (message.content, [block.to_dict() for block in message.content], message.model_dump()["content"]):
         turns = [*asked, {"role": "assistant", "content": content}, answer]
         client.messages.create(model="any", max_tokens=5, messages=turns, tools=TOOLS)
-    assert len(set(prompts.seen[-3:])) == 1, "SDKs send a message back in three forms, which are one prompt"
-    history = prompts.seen[-1]
+    assert len(set(server.prompts()[-3:])) == 1, "SDKs send a message back in three forms, which are one prompt"
+    history = server.prompts()[-1]
     assert "<think>A file.</think>Let me look." in history and '"arguments": {"lines"' in history.replace(
         '"path": "/a", ', ""
     )
@@ -155,7 +127,7 @@ def test_undeclared_and_unfinished_calls(client: anthropic.Anthropic) -> None:
     other = both(client, messages=[{"role": "user", "content": "USE other"}], tools=TOOLS)
     assert [block.name for block in other.content if block.type == "tool_use"] == ["remove", "read"]
     assert other.stop_reason == "tool_use"
-    limit = len(REPLIES["CUT"].encode())
+    limit = len((REPLIES["CUT"] or "").encode())
     cut = both(client, messages=[{"role": "user", "content": "CUT"}], tools=TOOLS, max_tokens=limit)
     assert [block.name for block in cut.content if block.type == "tool_use"] == ["read"]
     assert cut.stop_reason == "max_tokens"
@@ -179,13 +151,13 @@ def test_a_call_that_was_required_and_did_not_come(client: anthropic.Anthropic) 
     assert kinds and "message_stop" not in kinds and "message_delta" not in kinds
 
 
-def test_a_continued_message(client: anthropic.Anthropic, prompts: Prompts) -> None:
+def test_a_continued_message(client: anthropic.Anthropic, server: Process) -> None:
     message = both(client, messages=[*HI, {"role": "assistant", "content": "Well, "}])
     assert message.content[0].text == ANSWER  # type: ignore[union-attr]
-    assert prompts.seen[-1].endswith("\0assistant\nWell, ")
+    assert server.prompts()[-1].endswith("\0assistant\nWell, ")
 
 
-def test_what_betas_send(client: anthropic.Anthropic, prompts: Prompts) -> None:
+def test_what_betas_send(client: anthropic.Anthropic, server: Process) -> None:
     message = client.beta.messages.create(
         model="any",
         max_tokens=400,
@@ -196,15 +168,15 @@ def test_what_betas_send(client: anthropic.Anthropic, prompts: Prompts) -> None:
         betas=["context-management-2025-06-27"],
     )
     assert message.content[0].text == ANSWER  # type: ignore[union-attr]
-    assert "<system>\n<total_tokens>9 tokens left</total_tokens>\n</system>" in prompts.seen[-1]
+    assert "<system>\n<total_tokens>9 tokens left</total_tokens>\n</system>" in server.prompts()[-1]
 
 
-def test_counting(client: anthropic.Anthropic, prompts: Prompts) -> None:
+def test_counting(client: anthropic.Anthropic, server: Process) -> None:
     asked: dict[str, Any] = {"model": "any", "messages": HI, "system": "Be brief.", "tools": TOOLS}
     counted = client.messages.count_tokens(**asked).input_tokens
     message = client.messages.create(**asked, max_tokens=5)
     usage = message.usage
-    assert usage.input_tokens + (usage.cache_read_input_tokens or 0) == counted == len(prompts.seen[-1].encode())
+    assert usage.input_tokens + (usage.cache_read_input_tokens or 0) == counted == len(server.prompts()[-1].encode())
     long: Any = [{"role": "user", "content": "x" * (2 * CONTEXT)}]
     assert client.messages.count_tokens(model="any", messages=long).input_tokens > 2 * CONTEXT
     with pytest.raises(anthropic.BadRequestError, match="messages"):
@@ -234,7 +206,7 @@ def test_a_context_that_is_almost_full_bounds_the_answer(client: anthropic.Anthr
     assert (message.usage.output_tokens, message.stop_reason) == (12, "max_tokens")
 
 
-def test_errors(client: anthropic.Anthropic, server: LiveServer) -> None:
+def test_errors(client: anthropic.Anthropic) -> None:
     with pytest.raises(anthropic.AuthenticationError):
         client.with_options(api_key="sk-wrong").messages.create(model="any", max_tokens=5, messages=HI)
     with pytest.raises(anthropic.BadRequestError, match="safeguards"):
@@ -243,14 +215,14 @@ def test_errors(client: anthropic.Anthropic, server: LiveServer) -> None:
     with pytest.raises(anthropic.BadRequestError, match=r"tools\[0\].type"):
         client.messages.create(model="any", max_tokens=5, messages=HI, tools=hosted)
     for stream in (False, True):
-        server.replay.fail_next_step(ValueError("secret detail of /a/path"))
+        asked: Any = [{"role": "user", "content": "BREAK"}]
         with pytest.raises(anthropic.APIStatusError) as failed:
-            answer = client.messages.create(model="any", max_tokens=5, messages=HI, stream=stream)
+            answer = client.messages.create(model="any", max_tokens=5, messages=asked, stream=stream)
             list(answer)  # a failure before the first token is the only event
-        assert "secret" not in str(failed.value) and "api_error" in str(failed.value)
+        assert FAILURE not in str(failed.value) and "api_error" in str(failed.value)
 
 
-def test_the_bytes_of_a_stream(server: LiveServer) -> None:
+def test_the_bytes_of_a_stream(server: Process) -> None:
     """Each frame has its event line, nothing comes before message_start, and no sentinel follows message_stop."""
     body = {"max_tokens": 400, "messages": HI, "stream": True}
     headers = {"anthropic-version": "2023-06-01", "x-api-key": "sk-right"}

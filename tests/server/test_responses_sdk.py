@@ -1,4 +1,4 @@
-"""Responses through OpenAI's own SDK, with strict validation of everything that comes back, whole and streamed alike."""
+"""Responses through OpenAI's own SDK, strictly validated, against a server process: whole and streamed alike."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from openai import BadRequestError, InternalServerError, OpenAI
 
-from flare.output import OutputSyntax
-from tests.support.live_server import EOS, IM_END, IM_START, LiveServer, reply
-from tests.support.scripted_server import TEMPLATE
+from tests.server.process import Process, scripted
+from tests.support.live_server import EOS
+from tests.support.scripted_server import FAILURE
 
 
 def call(name: str, **arguments: Any) -> str:
@@ -19,14 +19,18 @@ def call(name: str, **arguments: Any) -> str:
 
 
 PATCH = '+ a "b"\n\n- \\c\u2028😊'
-REPLIES = {
+REPLIES: dict[str, str | None] = {
     "think": "<think>Hm.</think>Fine, Zürich 😊.",
     "all": f"<think>Look first.</think>I look.\n{call('read', path='a.py')}\n{call('fs__read', path='b')}",
     "patch": call("patch", input=PATCH),
-    "badpatch": call("patch", path="x"),
+    "no input": call("patch", path="x"),
     "undeclared": f"{call('remove', p=3)}\n{call('read', path='a.py')}",
     "prose": "I would rather talk.",
     "cut": f"{call('read', path='a.py')}\n{call('read', path='b.py')[:-20]}",
+    "use read": call("read", input="x"),
+    "use fs__read": call("fs__read", input="x"),
+    "use none": "No.",
+    "broken": None,
 }
 READ: dict[str, Any] = {
     "type": "function",
@@ -38,25 +42,16 @@ CUSTOM = {"type": "custom", "name": "patch", "format": {"type": "text"}}
 TOOLS: Any = [READ, SPACE, CUSTOM]
 
 
-def script(prompt: tuple[int, ...], choice: int) -> list[int]:
-    """The reply that the last user's message names; after a tool's result there is an answer."""
-    start = max(at for at, token in enumerate(prompt[:-11]) if token == IM_START)
-    words = bytes(prompt[start + 1 : prompt.index(IM_END, start)]).decode()
-    return reply("It says one.") if words.startswith("tool\n") else reply(REPLIES[words.removeprefix("user\n")])
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
+    with scripted(tmp_path_factory.mktemp("responses"), REPLIES, plain="It says one.", context=2048) as up:
+        yield up
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[LiveServer]:
-    model = {"output": OutputSyntax(tools="hermes", reasoning=("<think>", "</think>")), "context_length": 2048}
-    replay = {"max_context": 2048, "kv_pages": 512}
-    with LiveServer(script=script, template=TEMPLATE, model=model, replay=replay) as live:
-        yield live
-        live.idle()
-
-
-@pytest.fixture
-def client(server: LiveServer) -> OpenAI:
-    return OpenAI(base_url=f"{server.url}/v1", api_key="x", max_retries=0, _strict_response_validation=True)
+def client(server: Process) -> Iterator[OpenAI]:
+    with OpenAI(base_url=f"{server.url}/v1", api_key="x", max_retries=0, _strict_response_validation=True) as made:
+        yield made
 
 
 def both(client: OpenAI, **fields: Any) -> Any:
@@ -68,6 +63,11 @@ def both(client: OpenAI, **fields: Any) -> Any:
     assert last.type == f"response.{whole.status}"
     assert plain(last.response) == plain(whole)
     return whole
+
+
+def size(words: str) -> int:
+    """How many tokens a reply has, without the end token."""
+    return len((REPLIES[words] or "").encode())
 
 
 def plain(answer: Any) -> dict[str, Any]:
@@ -88,9 +88,7 @@ def test_text_and_usage(client: OpenAI) -> None:
     assert answer.output[0].content[0].text == "Hm." and answer.output[0].summary == []
     usage = answer.usage
     assert usage.total_tokens == usage.input_tokens + usage.output_tokens
-    assert (
-        usage.output_tokens == len(REPLIES["think"].encode()) + 1 and usage.output_tokens_details.reasoning_tokens == 3
-    )
+    assert usage.output_tokens == size("think") + 1 and usage.output_tokens_details.reasoning_tokens == 3
     assert answer.stop_reason == "stop_token" and answer.flare_context["tokens_used"] == usage.total_tokens
 
 
@@ -153,21 +151,10 @@ def test_calls_of_undeclared_tools_are_passed_on(client: OpenAI) -> None:
         ("none", []),
     ],
 )
-def test_what_the_model_sees_of_the_tools(server: LiveServer, choice: Any, names: list[str]) -> None:
-    prompts: list[str] = []
-    scripted = server.replay.script
-
-    def watch(prompt: tuple[int, ...], index: int) -> list[int]:
-        prompts.append(bytes(token if token < 256 else 0 for token in prompt).decode())
-        return reply(call(names[0], input="x") if names else "No.")
-
-    server.replay.script = watch
-    try:
-        status, _ = server.post("/v1/responses", {"input": "x", "tools": TOOLS, "tool_choice": choice})
-    finally:
-        server.replay.script = scripted
-    assert status == 200
-    shown = prompts[0].partition("tools\n")[2].partition("\0")[0]
+def test_what_the_model_sees_of_the_tools(client: OpenAI, server: Process, choice: Any, names: list[str]) -> None:
+    words = f"use {names[0]}" if names and names[0] != "patch" else "patch" if names else "use none"
+    client.responses.create(model="m", input=words, tools=TOOLS, tool_choice=choice)
+    shown = server.prompts()[-1].partition("tools\n")[2].partition("\0")[0]
     assert [tool["function"]["name"] for tool in json.loads(shown or "[]")] == names
 
 
@@ -178,7 +165,7 @@ def test_what_the_model_sees_of_the_tools(server: LiveServer, choice: Any, names
         ("prose", {"tool_choice": {"type": "function", "name": "read"}}),
         ("undeclared", {"tool_choice": {"type": "function", "name": "fs__read"}}),
         ("all", {"parallel_tool_calls": False}),
-        ("badpatch", {}),
+        ("no input", {}),
     ],
 )
 def test_what_the_request_did_not_allow_fails(client: OpenAI, words: str, fields: dict[str, Any]) -> None:
@@ -207,7 +194,7 @@ def test_a_limit_makes_it_incomplete(client: OpenAI) -> None:
 
 def test_a_limit_within_a_call(client: OpenAI) -> None:
     """The calls before it stand, the cut one is left out, and the limit is the reason."""
-    limit = len(REPLIES["cut"].encode())
+    limit = size("cut")
     answer = both(client, input="cut", tools=TOOLS, max_output_tokens=limit)
     assert answer.status == "incomplete" and answer.incomplete_details.reason == "max_output_tokens"
     assert [json.loads(item.arguments) for item in answer.output] == [{"path": "a.py"}]
@@ -231,3 +218,11 @@ def test_what_is_kept_nowhere_is_refused(client: OpenAI) -> None:
         with pytest.raises(BadRequestError) as caught:
             client.responses.create(model="m", input="think", **{field: value})  # type: ignore[call-overload]
         assert caught.value.param == field
+
+
+def test_a_failure_of_the_model_says_nothing_of_its_cause(client: OpenAI) -> None:
+    with pytest.raises(InternalServerError) as failed:
+        client.responses.create(model="m", input="broken")
+    assert failed.value.type == "server_error" and FAILURE not in str(failed.value.body)
+    *_, last = list(client.responses.create(model="m", input="broken", stream=True))
+    assert last.type == "response.failed" and last.response.error and FAILURE not in last.response.error.message
