@@ -66,7 +66,7 @@ def sections(prompt: Sequence[int], role: str) -> int:
 
 def spoken(prompt: Sequence[int]) -> str:
     """A prompt's text; control tokens become one letter that no message holds."""
-    return bytes(token if token < 256 else 0 for token in prompt).decode()
+    return bytes(token if token < 256 else 0 for token in prompt).decode(errors="replace")
 
 
 def first_tool(prompt: Sequence[int]) -> str:
