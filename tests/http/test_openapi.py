@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache
@@ -24,6 +25,7 @@ HI = [{"role": "user", "content": "hi"}]
 SCHEMA = {"type": "object"}
 VERSION = {"anthropic-version": "2023-06-01"}
 CALL = '<think>why</think>Before <tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
+LEAKS = ("Traceback", "msgspec", "aiohttp", "Error(", ".py", "site-packages", "object at 0x")
 GOOD: dict[str, list[dict[str, Any]]] = {
     "createChatCompletion": [
         {"messages": HI},
@@ -51,6 +53,8 @@ GOOD: dict[str, list[dict[str, Any]]] = {
     "showOllamaModel": [{"model": "org/tiny"}],
 }
 """Bodies that are answered with 200, by the operation's id."""
+ENDS = re.compile(r'data: (\[DONE\]|{"type":"message_stop"}|{"type":"response\.(completed|incomplete)".*})\n\n\Z')
+"""The last event of a stream that went well."""
 BODIES = [route for route in ROUTES if route.body]
 
 
@@ -59,6 +63,13 @@ def server() -> Iterator[LiveServer]:
     """A model that reasons, and calls the tools that it is offered."""
     runtime = make_runtime([CALL], "<think>hm</think>Fine.", endless=False, context=2048, slots=4)
     with LiveServer(runtime=runtime) as live:
+        yield live
+        live.idle()
+
+
+@pytest.fixture(scope="module")
+def keyed() -> Iterator[LiveServer]:
+    with LiveServer(settings={"api_key": "k"}) as live:
         yield live
         live.idle()
 
@@ -83,6 +94,7 @@ def check(route: Route, answer: tuple[int, dict[str, str], bytes]) -> int:
     status, headers, data = answer
     documented = operation(route)["responses"]
     assert str(status) in documented, (route.path, status, data)
+    assert status < 400 or not [leak for leak in LEAKS if leak in data.decode()], data
     content = documented[str(status)]["content"]
     media = headers["content-type"].partition(";")[0]
     schema = content[media]["schema"]
@@ -160,45 +172,77 @@ def test_answers_are_as_described(server: LiveServer, route: Route) -> None:
         assert check(route, answer) == 200 and check(route, server.request("GET", route.path + "?format=x")) == 400
 
 
-@pytest.mark.parametrize("route", BODIES, ids=lambda route: route.name)
-def test_what_the_document_allows_is_understood(server: LiveServer, route: Route) -> None:
+def drawn(route: Route) -> st.SearchStrategy[Any]:
+    """Bodies that the document allows for a route."""
+    return Values(description()["components"]["schemas"]).of({"$ref": f"#/components/schemas/{route.body}"})
+
+
+WAYS = [(route, stream) for route in BODIES for stream in (False, True) if route.events or not stream]
+NAMES = [f"{route.name}-streamed" if stream else route.name for route, stream in WAYS]
+
+
+@pytest.mark.parametrize(("route", "stream"), WAYS, ids=NAMES)
+def test_what_the_document_allows_is_understood(server: LiveServer, route: Route, stream: bool) -> None:
     """It is answered, or refused for what the model, its context or its template cannot do: never as a field that is not
-    known or has the wrong type, and never with a failure."""
+    known or has the wrong type, and never with a failure. A stream that begins ends in success."""
     seen: Counter[int] = Counter()
 
-    @settings(max_examples=60)
-    @given(body=Values(description()["components"]["schemas"]).of({"$ref": f"#/components/schemas/{route.body}"}))
+    @settings(max_examples=30 if stream else 60)
+    @given(body=drawn(route))
     def allowed(body: Any) -> None:
         validator(route.body).validate(body)
+        if route.events:
+            body["stream"] = stream
         answer = ask(server, route, body)
         status = check(route, answer)
         seen[status] += 1
         assert status in ((200, 400, 404) if route.name == "showOllamaModel" else (200, 400)), (body, answer)
+        told = answer[2].decode()
         if status == 400:
-            told = answer[2].decode()
+            assert answer[1]["content-type"] == "application/json"
             assert "unknown field" not in told and ": expected " not in told, (body, told)
             # Whether a message may be without content depends on what else it has.
             assert "this field is required" not in told or ".content: " in told, (body, told)
+        elif stream:
+            assert answer[1]["content-type"].startswith("text/event-stream") and ENDS.search(told), (body, told)
 
     allowed()
     assert seen[200] or route.name == "showOllamaModel", seen  # it knows one name
 
 
-@pytest.mark.parametrize("route", BODIES, ids=lambda route: route.name)
-def test_what_the_document_forbids_is_refused(server: LiveServer, route: Route) -> None:
+@pytest.mark.parametrize(("route", "stream"), WAYS, ids=NAMES)
+def test_what_the_document_forbids_is_refused(server: LiveServer, route: Route, stream: bool) -> None:
+    """As JSON, before a stream has begun."""
     refused: Counter[int] = Counter()
-    values = Values(description()["components"]["schemas"]).of({"$ref": f"#/components/schemas/{route.body}"})
 
-    @settings(max_examples=80)
-    @given(body=(st.sampled_from(GOOD[route.name]) | values).flatmap(spoiled))
+    @settings(max_examples=40 if stream else 80)
+    @given(body=(st.sampled_from(GOOD[route.name]) | drawn(route)).flatmap(spoiled))
     def forbidden(body: Any) -> None:
+        if stream and isinstance(body, dict):
+            body.setdefault("stream", True)
         assume(not validator(route.body).is_valid(body))
         answer = ask(server, route, body)
         refused[check(route, answer)] += 1
-        assert answer[0] == 400, (body, answer[2][:500])
+        assert answer[0] == 400 and answer[1]["content-type"] == "application/json", (body, answer[2][:500])
 
     forbidden()
-    assert refused[400] >= 20
+    assert refused[400] >= (10 if stream else 20)
+
+
+@pytest.mark.parametrize("route", BODIES, ids=lambda route: route.name)
+def test_without_the_key_nothing_of_a_body_counts(keyed: LiveServer, route: Route) -> None:
+    """Allowed, forbidden or broken, it gets the same 401, and the model is not asked."""
+    body = json.dumps(GOOD[route.name][0]).encode()
+    told = ask(keyed, route, body)[2]
+
+    @settings(max_examples=30)
+    @given(body=drawn(route) | drawn(route).flatmap(spoiled) | st.binary(max_size=20))
+    def denied(body: Any) -> None:
+        answer = ask(keyed, route, body)
+        assert check(route, answer) == 401 and answer[2] == told
+
+    denied()
+    assert keyed.server.generator.metrics.submitted == keyed.server.generator.admission.used == 0
 
 
 def test_values_that_ask_for_nothing_pass(server: LiveServer) -> None:

@@ -126,8 +126,7 @@ def make_runtime(
             context_length=context,
             max_concurrency=slots,
             output=OutputSyntax() if endless else SYNTAX,
-            thinking=THINKING,
-            **model,
+            **({"thinking": THINKING} | model),
         ),
     )
 
