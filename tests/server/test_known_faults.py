@@ -30,6 +30,7 @@ REPLIES: dict[str, str | None] = {
     "PROSE": f"hm</think>Sure! {call('a')}",
     "OTHER": f"hm</think>{call('b')}",
     "FIVE": "</think>abcd",
+    "TWICE": f"hm</think>{call('a')}\n{call('a')}",
     "What does <think> mean? Also </think>.": "It opens a scratch area.",
 }
 
@@ -150,6 +151,17 @@ def ask(server: Process, path: str, asked: dict[str, Any]) -> Answer:
     return answer
 
 
+def ends_in_failure(path: str, data: bytes) -> bool:
+    """Whether the last event of a stream tells a failure, with no word of success before or behind it."""
+    *before, last = events(data)
+    kinds = {event.get("type") for event in before}
+    if b"[DONE]" in data or kinds & {"message_stop", "message_delta", "response.completed", "response.incomplete"}:
+        return False
+    if path == CHAT:
+        return "error" in last and not any(choice["finish_reason"] for event in before for choice in event["choices"])
+    return last["type"] == ("error" if path == MESSAGES else "response.failed")
+
+
 LIMIT_REACHED = {CHAT: "length", MESSAGES: "max_tokens", RESPONSES: "max_output_tokens"}
 ENDED = {CHAT: "stop", MESSAGES: "end_turn", RESPONSES: "completed"}
 
@@ -181,12 +193,26 @@ def test_a_named_tool_is_the_only_one_shown_and_the_only_one_called(thinking: Pr
         status, _, data = thinking.request("POST", path, body(path, words, **asked), VERSION)
         assert status == 500 and call("b") not in data.decode()
         status, _, data = thinking.request("POST", path, body(path, words, stream=True, **asked), VERSION)
-        kinds = [event.get("type") for event in events(data)]
-        assert status == 200 and (b'"error"' in data) and b"[DONE]" not in data
-        assert not {"message_stop", "response.completed", "response.incomplete"} & set(kinds)
+        assert status == 200 and ends_in_failure(path, data), data
         # A response shows the tools that were offered.
         told = [line for line in data.splitlines() if b'"object":"response"' not in line]
         assert not any(b'"name":"b"' in line for line in told)
+
+
+@pytest.mark.parametrize("path", TALKS)
+def test_a_limit_within_the_calls_that_were_required(thinking: Process, path: str) -> None:
+    """One complete call is enough and the limit is told as the reason; none at all is a failure."""
+    required: Any = {"type": "any"} if path == MESSAGES else "required"
+    asked = {"tools": tools(path, "a"), "tool_choice": required}
+    first = f"hm</think>{call('a')}"
+    for limit in (len(first), len(first) + 20):
+        answer = ask(thinking, path, body(path, "TWICE", limit, **asked))
+        assert (answer.calls, answer.why, answer.tokens) == (["a"], LIMIT_REACHED[path], limit)
+    for limit in (1, len("hm</think>"), len(first) - 20):
+        status, _, data = thinking.request("POST", path, body(path, "TWICE", limit, **asked), VERSION)
+        assert status == 500, (limit, data)
+        status, _, data = thinking.request("POST", path, body(path, "TWICE", limit, stream=True, **asked), VERSION)
+        assert status == 200 and ends_in_failure(path, data), data
 
 
 @pytest.mark.parametrize("path", [CHAT, RAW])
