@@ -149,6 +149,34 @@ def test_who_may_reach_an_address(address: str, open_to_others: bool) -> None:
     assert startup.open_to_others(address) is open_to_others
 
 
+@pytest.mark.parametrize(
+    ("host", "outside", "shown"),
+    [
+        ("127.0.0.1", "10.0.0.7", ["http://127.0.0.1:8000/v1"]),
+        ("10.0.0.1", "10.0.0.7", ["http://10.0.0.1:8000/v1"]),
+        ("::1", None, ["http://[::1]:8000/v1"]),
+        ("fd00::5", "fd00::7", ["http://[fd00::5]:8000/v1"]),
+        ("0.0.0.0", "10.0.0.7", ["http://127.0.0.1:8000/v1", "http://10.0.0.7:8000/v1"]),
+        ("0.0.0.0", None, ["http://127.0.0.1:8000/v1"]),
+        ("::", "fd00::7", ["http://[::1]:8000/v1", "http://[fd00::7]:8000/v1"]),
+    ],
+)
+def test_the_addresses_that_are_shown_can_be_used(
+    monkeypatch: pytest.MonkeyPatch, host: str, outside: str | None, shown: list[str]
+) -> None:
+    monkeypatch.setattr(startup, "outside_address", lambda wildcard: outside)
+    assert startup.addresses(host, 8000) == shown
+
+
+def test_the_address_that_others_see_is_one_of_this_machine() -> None:
+    """A socket can be bound to it; without a network there is none."""
+    for wildcard, family in (("0.0.0.0", socket.AF_INET), ("::", socket.AF_INET6)):
+        address = startup.outside_address(wildcard)
+        if address is not None:
+            with socket.socket(family) as sock:
+                sock.bind((address, 0))
+
+
 def test_an_empty_prompt_is_refused() -> None:
     assert "prompt is empty" in failed(flare("chat", "x", input=" \n"), 2)
 
@@ -272,6 +300,8 @@ def test_a_server_that_others_may_use_without_a_key_says_so(repository: Path, ke
     first = process.stderr.readline()
     while not (line := process.stderr.readline()).startswith("serving "):
         assert line
+    port = int(re.search(r"http://127\.0\.0\.1:(\d+)/v1", line)[1])
+    socket.create_connection(("127.0.0.1", port), timeout=10).close()
     process.terminate()
     process.communicate(timeout=20)
     assert (key == "") == ("warning" in first and "0.0.0.0" in first and "--api-key-file" in first)

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 SWITCH_INTERVAL_S = 0.0005
 """The engine's thread and the event loop share the interpreter: one that waits for it gets it after this time. The
 default of 5 ms would be added to a step whenever the loop is busy."""
+LOOPBACKS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+"""The address of this machine for itself, by the one that stands for all of its addresses."""
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -50,6 +52,33 @@ def reserve(sock: socket.socket, reserved: bool) -> None:
     bind the same address as long as neither listens: two servers that start together would both load their core.
     """
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, not reserved)
+
+
+def addresses(host: str, port: int) -> list[str]:
+    """Returns the URLs of the API on a bound socket: of one that takes every address of this machine the local one, and
+    the one that other machines see, where there is a network."""
+    hosts = [host]
+    if host in LOOPBACKS:
+        outside = outside_address(host)
+        hosts = [LOOPBACKS[host], *([outside] if outside else [])]
+    return [f"http://{bracketed(host)}:{port}/v1" for host in hosts]
+
+
+def bracketed(host: str) -> str:
+    """Returns an address as it stands in a URL."""
+    return f"[{host}]" if ":" in host else host
+
+
+def outside_address(wildcard: str) -> str | None:
+    """Returns the address from which this machine would reach others; nothing is sent."""
+    family, far = (socket.AF_INET6, "2001:db8::1") if ":" in wildcard else (socket.AF_INET, "192.0.2.1")
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((far, 9))  # of a range that is kept for documentation
+            address: str = probe.getsockname()[0]
+    except OSError:
+        return None
+    return address
 
 
 def open_to_others(address: str) -> bool:
@@ -157,13 +186,10 @@ async def _run(server: Server, sock: socket.socket, laps: Laps, beside: Laps) ->
     except OSError as error:
         raise InputError(f"cannot listen on {host} port {port}: {error.strerror}; choose another --port") from None
     laps.mark("listen")
-    shown = f"[{host}]" if ":" in host else host
     if open_to_others(host) and not server.settings.api_key:
-        print(
-            f"flare: warning: whoever reaches {shown} port {port} may use the model: there is no key; give --api-key-file",
-            file=sys.stderr,
-        )
-    lines = [*start_report(laps, beside), f"serving {server.runtime.model.id} on http://{shown}:{port}/v1"]
+        text = f"whoever reaches {bracketed(host)} port {port} may use the model: there is no key; give --api-key-file"
+        print(f"flare: warning: {text}", file=sys.stderr)
+    lines = [*start_report(laps, beside), f"serving {server.runtime.model.id} on {' and '.join(addresses(host, port))}"]
     print("\n".join(lines), file=sys.stderr, flush=True)
     await stop.wait()
     await server.stop()
