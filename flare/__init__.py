@@ -27,8 +27,10 @@ def open(core: str | os.PathLike[str], **settings: Any) -> InProcess:
             print(reply.json()["choices"][0]["message"]["content"])
 
     `settings` are those of a configuration file that concern the model and the bounds of requests, by their names there.
-    Neither a file nor the environment is read. Raises CoreError for a bad core, InputError for a bad setting and for what
-    this machine cannot do.
+    Neither a file nor the environment is read. What is returned must be closed, or used in a `with` block as above: until
+    then its threads and the core's memory stay, also when nothing refers to it.
+
+    Raises CoreError for a bad core, InputError for a bad setting and for what this machine cannot do.
     """
     from flare.api import open_core
 

@@ -12,28 +12,24 @@ from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 from urllib.parse import unquote
 
 import msgspec
 
 from flare.config import ServerSettings, usable_cpus
-from flare.errors import FlareError, InputError
+from flare.errors import FlareError, InputError, RequestError
 from flare.protocols.decoding import shown
 from flare.protocols.versions import HEADER as VERSION_HEADER
 from flare.protocols.versions import check_version
 from flare.runtime import Runtime
-from flare.service.admission import BodyShare, too_large
+from flare.service.admission import Share, too_large
 from flare.service.errors import Refusal
 from flare.service.exchange import Body, Reply
-from flare.service.generate import shutting_down
 from flare.service.routes import Service
 from flare.service.stream import EventStream
 from flare.settings import BY_NAME, SETTINGS
 from flare.sources import Configuration, Given
-
-if TYPE_CHECKING:
-    from flare.engine import Delivery
 
 T = TypeVar("T")
 
@@ -82,7 +78,8 @@ def parse_events(frames: bytes) -> Iterator[Event]:
 class InProcess:
     """A core that answers requests of this process, made by `flare.open`; every method may be called from any thread.
 
-    The answers come from a thread with an event loop of its own. As a context manager it closes itself.
+    It must be closed, by `close` or as a context manager: its threads hold it, so that dropping it frees neither them nor the
+    core's memory. The answers come from a thread with an event loop of its own.
     """
 
     def __init__(self, runtime: Runtime, settings: ServerSettings) -> None:
@@ -91,24 +88,20 @@ class InProcess:
         self.service = Service(runtime, settings)
         self._loop = asyncio.new_event_loop()
         self._calls: set[_Call] = set()
-        self._lock = (
-            threading.Lock()
-        )  # of the two states of closing, and of what is given to the loop before the second
+        # Of the two states of closing, and of what is given to the loop before the second.
+        self._lock = threading.Lock()
+        self._ending = threading.Lock()
         self._closing = False
         self._stopped = False
         self._thread = threading.Thread(target=self._run, name="flare-api", daemon=True)
         self._thread.start()
-        runtime.start(self._dispatch)
+        self.service.start(self._loop)
 
     def _run(self) -> None:
         loop = self._loop
         loop.run_forever()
         loop.run_until_complete(cancel_others())  # readers that came when everything else had ended
         loop.close()
-
-    def _dispatch(self, batch: list[Delivery]) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: every answer has ended
-            self._loop.call_soon_threadsafe(self.runtime.receive, batch)
 
     def request(
         self, path: str, json: Any = None, *, method: str | None = None, headers: Mapping[str, str] | None = None
@@ -149,21 +142,20 @@ class InProcess:
 
     def close(self) -> None:
         """Ends every answer with an error, and frees the core. Streams that are being read get their last events; of others
-        the rest is lost. Closing again does nothing."""
+        the rest is lost. Closing again does nothing, and goes on where an exception, such as an interrupt, ended it before."""
         with self._lock:
-            if self._closing:
-                return
             self._closing = True
-        self.run(self._stop())
-        with self._lock:
-            self._stopped = True
-            self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self.runtime.close()
+        with self._ending:
+            if not self._stopped:
+                self.run(self.service.stop(self._drain()))
+            with self._lock:
+                self._stopped = True
+                with contextlib.suppress(RuntimeError):  # the loop is closed already
+                    self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self.runtime.close()
 
-    async def _stop(self) -> None:
-        generator = self.service.generator
-        generator.fail_all(shutting_down())
+    async def _drain(self) -> None:
         busy = [call.task for call in self._calls if not call.paused]
         if busy:
             await asyncio.wait(busy, timeout=self.settings.shutdown_s)
@@ -172,7 +164,6 @@ class InProcess:
             task.cancel()
         if left:
             await asyncio.wait(left)
-        generator.close()
 
     def __enter__(self) -> Self:
         return self
@@ -271,9 +262,7 @@ class _Call:
         self.task.add_done_callback(self._end)
 
     async def _answer(self) -> None:
-        reply = await self._owner.service.handle(self)
-        if reply is not None:
-            self.begun.set_result(replace(reply, body=b"") if self.method == "HEAD" else reply)
+        await self._owner.service.handle(self)
 
     def _end(self, task: asyncio.Task[None]) -> None:
         self._owner._calls.discard(self)
@@ -297,14 +286,18 @@ class _Call:
             check_version(self.path, self._versions)
         if self._coding != "identity":
             text = f"Content-Encoding: {shown(self._coding)} is for bodies over HTTP; leave it out"
-            raise Refusal(text, status=415, headers={"accept-encoding": "identity"})
+            raise Refusal(RequestError(text, status=415), {"accept-encoding": "identity"})
 
-    async def read(self, share: BodyShare, codings: Sequence[str] | None) -> Body:
+    async def read(self, share: Share, codings: Sequence[str] | None) -> Body:
         limit = self._owner.settings.max_body_bytes
-        if len(self._body) > limit:
+        body, self._body = self._body, b""  # a stream lives on without it
+        if len(body) > limit:
             raise too_large(limit)
-        share.take(len(self._body))
-        return lambda: self._body
+        share.take(len(body))
+        return lambda: body
+
+    async def send(self, reply: Reply) -> None:
+        self.begun.set_result(replace(reply, body=b"") if self.method == "HEAD" else reply)
 
     async def stream(self, headers: Mapping[str, str], stream: EventStream) -> None:
         self._stream = stream

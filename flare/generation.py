@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from flare.conversation import Called, Cause, Event, Failed, Finished, Observed, Reasoning, Text, Timings
 from flare.errors import RequestError
+from flare.failures import log_failure
 from flare.output import Output, OutputError, Piece
 
 if TYPE_CHECKING:
@@ -294,7 +295,7 @@ class Answer:
         try:
             self.listener(Failed(error))
         except Exception:
-            _log.exception("an answer's failure could not be reported")
+            log_failure(_log, "an answer's failure could not be reported")
             self.close()
 
     def cancel(self) -> None:

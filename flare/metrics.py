@@ -31,10 +31,8 @@ WINDOW_S = 60
 WINDOW_SAMPLES = 4096
 """The most times to a first response that are kept; sorting them takes less than a millisecond."""
 
-MAX_ROUTES = 64
 OTHER_ROUTE = "other"
-"""Counts requests for no route at all, and those of routes beyond the first `MAX_ROUTES`: labels cost memory for ever."""
-
+"""Counts requests for no route at all: a label of its own for each path that someone makes up would stay for ever."""
 
 WITH_TEXT = (Text, Reasoning, Finished)
 
@@ -127,7 +125,6 @@ class Metrics:
         self._first_responses = 0
         self._first_response_seconds = 0.0
         self._window = Window(WINDOW_S, WINDOW_SAMPLES, clock)
-        self._routes: set[str] = set()
         self._http: dict[tuple[str, int], int] = {}
 
     def answer(self, choices: int, arrived_at: float) -> AnswerMeter:
@@ -141,13 +138,8 @@ class Metrics:
         self._window.add(seconds)
 
     def request_finished(self, route: str, status: int) -> None:
-        """Counts an HTTP request. `route` is the route's template, not the client's path; `status` is what was sent, 499
-        where the client left before anything was."""
-        if route not in self._routes:
-            if len(self._routes) < MAX_ROUTES:
-                self._routes.add(route)
-            else:
-                route = OTHER_ROUTE
+        """Counts an HTTP request. `route` is the route's template, not the client's path, or OTHER_ROUTE; `status` is what was
+        sent, 499 where the client left before anything was."""
         key = (route, status)
         self._http[key] = self._http.get(key, 0) + 1
 
@@ -171,7 +163,7 @@ class Metrics:
 class AnswerMeter:
     """What one answer adds to the counters: as a context manager, from its submission to its end.
 
-    Every choice is counted once: completed or cancelled with its `Finished`, failed with the answer's `Failed`. Choices
+    Every choice is counted once: completed or cancelled with its end, failed with the answer's `Failed`. Choices
     that are still open at the end of the block failed if an error ends it, such as a full queue; otherwise (the client
     is gone, the task is cancelled, the iterator is closed) they are cancelled.
     """
@@ -184,9 +176,10 @@ class AnswerMeter:
         self.open = choices
         metrics.submitted += choices
 
-    def over(self, listener: Callable[[Event], None]) -> Callable[[Event], None]:
+    def over(self, listener: Callable[[Event], None], *, whole: bool = False) -> Callable[[Event], None]:
         """Returns the listener that counts and passes every event on. Text that comes before, such as an echoed prompt,
-        is not for it: it is no response of the model."""
+        is not for it: it is no response of the model. `whole`: the answer is told in one piece behind its last event, and
+        `ended` is called for each choice then."""
         metrics = self._metrics
         silent = True
 
@@ -198,14 +191,15 @@ class AnswerMeter:
                 silent = False
                 metrics.first_response(metrics.clock() - self._arrived_at)
             listener(event)
-            if isinstance(event, Finished):  # not before: an answer whose end cannot be told fails
-                self._finish(event.cause == "cancelled")
+            if isinstance(event, Finished) and not whole:
+                self.ended(event)
 
         return listen
 
-    def _finish(self, cancelled: bool) -> None:
+    def ended(self, end: Finished) -> None:
+        """Counts a choice whose end is told, not before: an answer that cannot be encoded has failed."""
         self.open -= 1
-        if cancelled:
+        if end.cause == "cancelled":
             self._metrics.cancelled += 1
         else:
             self._metrics.completed += 1

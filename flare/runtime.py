@@ -18,6 +18,7 @@ from flare import memory
 from flare.config import RuntimeSettings
 from flare.conversation import Conversation, Finished, GenerationRequest, RawPrompt, Timings
 from flare.errors import CoreError, RequestError
+from flare.failures import log_failure
 from flare.generation import Answer, Listener
 from flare.output import OutputSyntax, make_output
 from flare.prompting import check_tools, template_messages, template_tools
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from flare.text.tokenizer import Tokenizer
 
 MAX_CHOICES = 128
-"""The most choices of one request: prompts times n."""
+"""The most choices of one request, prompts times n, where the engine holds as many."""
 
 _log = logging.getLogger("flare.runtime")
 
@@ -133,17 +134,17 @@ class Runtime:
             try:
                 choice.receive(delivery)
             except Exception:
-                _log.exception("an answer failed while its tokens became text")
+                log_failure(_log, "an answer failed while its tokens became text")
                 choice.answer.fail(RequestError("the answer could not be encoded", status=500, type="server_error"))
 
     def prepare(self, request: GenerationRequest) -> Prepared:
         """Renders, tokenizes and resolves a request against the model. Raises RequestError when it cannot run."""
         from flare.engine import SamplingParams
 
-        if len(request.prompts) * request.n > MAX_CHOICES:
+        asked, limit = len(request.prompts) * request.n, min(MAX_CHOICES, self.engine.capacity)
+        if asked > limit:
             field = "n" if request.n > 1 else request.prompt_field
-            asked = len(request.prompts) * request.n
-            raise RequestError(f"{field}: {asked} choices in all, the limit is {MAX_CHOICES}", param=field)
+            raise RequestError(f"{field}: {asked} choices in all, the limit is {limit}; ask for less", param=field)
         model = self.model
         values = model.resolve_sampling(request.sampling)
         seed = request.sampling.seed
@@ -151,11 +152,10 @@ class Runtime:
             seed = model.defaults.get("seed")
         if seed is None:
             seed = secrets.randbits(63)
-        prompts = [self._tokens(prompt, request.prompt_field) for prompt in request.prompts]
+        prompts = self._prompts(request)
         limits = [model.resolve_limit(request, len(prompt)) for prompt in prompts]
-        for prompt, limit in zip(prompts, limits, strict=True):
-            if limit != 0:
-                model.check_room(len(prompt), request.prompt_field)
+        for prompt in prompts:
+            model.check_room(len(prompt), request.prompt_field)
         stop_tokens = request.stop_token_ids if request.ignore_eos else request.stop_token_ids | model.eos
         first = request.prompts[0]
         within = (
@@ -165,6 +165,14 @@ class Runtime:
             and opens_reasoning(first.thinking, model.thinking)
         )
         return Prepared(request, prompts, limits, SamplingParams(**values, seed=seed), stop_tokens, within)
+
+    def count_tokens(self, request: GenerationRequest) -> int:
+        """Returns how many tokens the prompts have, of any length. Raises RequestError as `prepare` does for all else."""
+        self.model.resolve_sampling(request.sampling)
+        return sum(map(len, self._prompts(request)))
+
+    def _prompts(self, request: GenerationRequest) -> list[list[int]]:
+        return [self._tokens(prompt, request.prompt_field) for prompt in request.prompts]
 
     def _tokens(self, prompt: Conversation | RawPrompt, field: str) -> list[int]:
         if isinstance(prompt, Conversation):
@@ -236,8 +244,7 @@ class Runtime:
         """Hands every choice to the engine, on the thread that calls `receive`; events go to `listener`.
 
         `arrived_at` is when the request came, on the monotonic clock. `close` is called when `listener` cannot even take
-        the answer's failure. Raises RequestError when the engine cannot take
-        them all; none of them runs then.
+        the answer's failure. Raises RequestError when the engine cannot take them all; none of them runs then.
         """
         from flare.engine import Request
         from flare.text.detokenizer import Detokenizer
@@ -264,9 +271,7 @@ class Runtime:
             child.sink = answer.add(index, child, decoder, stops, output, user_stops)
             unsent.append(child)
         try:
-            for child in unsent:
-                if child.max_new_tokens != 0:
-                    self.engine.submit(child)
+            self.engine.submit(*(child for child in unsent if child.max_new_tokens != 0))
             for child in unsent:
                 if child.max_new_tokens == 0:
                     self._finish_empty(child.sink)
@@ -282,9 +287,9 @@ class Runtime:
         choice.answer.finished(Finished(choice.index, "", 0, "max_tokens", None, prompt_tokens, 0, 0, Timings()))
         choice.ended = True
 
-    @property
-    def healthy(self) -> bool:
-        return self.engine.healthy
+    def check_ready(self) -> None:
+        """Raises RequestError (503) once no request is accepted any more."""
+        self.engine.check_ready()
 
     def stats(self) -> EngineStats:
         return self.engine.stats()

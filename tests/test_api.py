@@ -180,7 +180,9 @@ def test_reports(both: tuple[LiveServer, InProcess]) -> None:
 def test_heads_and_headers() -> None:
     with Local(lambda p, c: reply("ok")) as model:
         head = model.request("/v1/models", method="HEAD")
-        assert isinstance(head, Reply) and (head.status, head.body) == (200, b"")
+        assert isinstance(head, Reply) and (head.status, head.body, head.text) == (200, b"", "")
+        with pytest.raises(FlareError, match="no body, as HEAD asks"):
+            head.json()
         body = {"messages": HI, "max_tokens": 5}
         for headers, status in (({}, 200), (VERSION, 200), ({"Anthropic-Version": "1999-01-01"}, 400)):
             assert model.request(MESSAGES, body, headers=headers).status == status

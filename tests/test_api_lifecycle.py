@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import tracemalloc
 from concurrent.futures import Future
 from typing import Any
 
@@ -29,6 +30,29 @@ def test_a_body_over_its_limit() -> None:
         model.service.generator.bodies.used = 0
         assert model.request(RAW, {"prompt": "x"}).status == 200
         model.idle()
+
+
+def test_a_stream_does_not_keep_its_body() -> None:
+    """Neither what was sent nor what it was made from: only the tokens of its prompt are needed."""
+    body = '{"stream": true, "prompt": "x"' + " " * (1 << 22) + "}"
+    with Local(ENDLESS) as model:
+        model.replay.pause()
+        tracemalloc.start()
+        streams = [model.request(RAW, body.encode()) for _ in range(4)]
+        assert model.service.generator.bodies.used == 0
+        model.until(lambda: tracemalloc.get_traced_memory()[0] < 1 << 22)  # the worker drops its last one in a moment
+        tracemalloc.stop()
+        model.replay.resume()
+        for answer in streams:
+            answer.close()
+        model.idle()
+
+
+def test_a_finished_answer_is_not_one_that_waits() -> None:
+    """Its caller has it: only what is still to be read counts."""
+    with Local(lambda p, c: reply("ok"), max_requests=1) as model:
+        kept = [model.request(RAW, {"prompt": "x"}) for _ in range(3)]
+        assert [answer.status for answer in kept] == [200] * 3
 
 
 def test_events_come_as_they_are_made() -> None:
@@ -159,6 +183,32 @@ def test_the_end_of_the_runtime() -> None:
         model.request("/health")
     model.close()
     unread.close()
+
+
+@pytest.mark.parametrize("where", ["stop", "join", "core"])
+def test_closing_goes_on_after_an_interrupt(monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    """Ctrl-C at any of the places where closing waits; the next call does the rest."""
+    model = Local(ENDLESS)
+    model.replay.pause()
+    unread = stream(model, RAW, {"prompt": "x"})
+
+    def interrupted(*_: Any, **__: Any) -> Any:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        if where == "stop":
+            patch.setattr(Future, "result", interrupted)
+        else:
+            patch.setattr(*((threading.Thread, "join") if where == "join" else (model.runtime, "close")), interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            model.close()
+    with pytest.raises(FlareError, match="closed"):
+        model.request("/health")
+    for _ in range(2):
+        model.close()
+    assert model.replay._dead and not model._thread.is_alive() and model._loop.is_closed()
+    with pytest.raises(FlareError, match="closed"):
+        next(unread)
 
 
 def test_a_reader_is_woken_when_its_stream_is_closed_elsewhere() -> None:

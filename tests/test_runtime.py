@@ -8,6 +8,7 @@ from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from flare.chat_terminal import Terminal
@@ -191,11 +192,20 @@ def test_events_of_a_request(batches: SimpleQueue[Any]) -> None:
 def test_all_choices_run_or_none(batches: SimpleQueue[Any]) -> None:
     runtime, made = make_runtime(batches, lambda p, c: reply("x"), max_waiting=0, replay={"slots": 2})
     request = GenerationRequest(prompts=[RawPrompt("hi")], prompt_field="prompt", n=3)
+    with pytest.raises(RequestError, match="n: 3 choices in all, the limit is 2; ask for less") as never:
+        runtime.prepare(request)
+    assert (never.value.status, never.value.param) == (400, "n")
+    pair = runtime.prepare(msgspec.structs.replace(request, n=2))
+    made.replay.pause()
+    first = runtime.submit(pair, lambda event: None, 0.0)
     with pytest.raises(RequestError) as caught:
-        runtime.submit(runtime.prepare(request), lambda event: pytest.fail(f"{event}"), 0.0)
+        runtime.submit(pair, lambda event: pytest.fail(f"{event}"), 0.0)
     assert caught.value.status == 503
+    first.cancel()
+    made.replay.resume()
     while runtime.stats().cancelled < 2:
         runtime.receive(batches.get(timeout=20))
+    assert runtime.stats().completed == 0
     assert len(run(runtime, GenerationRequest(prompts=[RawPrompt("hi")], prompt_field="prompt", n=2), batches)) == 4
     runtime.close()
     assert made.replay._dead

@@ -18,6 +18,7 @@ from flare.engine.request import Delivery, EngineLimits, EngineStats, QueueFull,
 from flare.engine.sampling import History
 from flare.engine.scheduler import Chunk, Scheduler
 from flare.errors import CoreError, ReplayDead, RequestError
+from flare.failures import log_failure
 
 _log = logging.getLogger("flare.engine")
 
@@ -80,6 +81,11 @@ class Engine:
         return self._scheduler.context
 
     @property
+    def capacity(self) -> int:
+        """Most requests that are live at a time: those that fill every slot, and those that wait."""
+        return self._scheduler.slots + self._limits.max_waiting
+
+    @property
     def healthy(self) -> bool:
         """False once the replay is dead or the engine itself failed; it does not come back."""
         return not self._failed
@@ -89,21 +95,30 @@ class Engine:
         self._thread = threading.Thread(target=self._run, name="flare-engine", daemon=True)
         self._thread.start()
 
-    def submit(self, request: Request) -> None:
-        """Queues a request. Raises RequestError: 400 for a request that can never run, 503 (QueueFull among them) for
-        one that cannot be taken now; ValueError if the id is live already."""
-        self._check(request)
-        request.submitted_at = monotonic()
-        slots, waiting = self._scheduler.slots, self._limits.max_waiting
+    def check_ready(self) -> None:
+        """Raises RequestError (503) once no request is accepted any more, and says why."""
+        if self._refusal:
+            raise RequestError(self._refusal, status=503, type="server_error")
+
+    def submit(self, *group: Request) -> None:
+        """Queues all requests of a group, at most `capacity`, or none. Raises RequestError: 400 for what can never run, 503
+        (QueueFull among them) for what cannot be taken now; ValueError for an id that is live already, or comes twice."""
+        for request in group:
+            self._check(request)
+        now = monotonic()
         with self._lock:
-            if self._refusal:
-                raise RequestError(self._refusal, status=503, type="server_error")
-            if len(self._live) >= slots + waiting:
-                raise QueueFull(len(self._live), slots, waiting)
-            if request.id in self._live:
-                raise ValueError(f"request id {request.id} is live already")
-            self._live[request.id] = request
-            self._commands.put(request)
+            self.check_ready()
+            if len(self._live) + len(group) > self.capacity:
+                raise QueueFull(len(self._live), len(group), self._scheduler.slots, self._limits.max_waiting)
+            ids = set(self._live)
+            for request in group:
+                if request.id in ids:
+                    raise ValueError(f"request id {request.id} is live already")
+                ids.add(request.id)
+            for request in group:
+                request.submitted_at = now
+                self._live[request.id] = request
+                self._commands.put(request)
 
     def cancel(self, request_id: int, cause: StopCause = StopCause.CANCELLED) -> None:
         """Ends a request wherever it is, with one final delivery of this cause: the text layer passes STOP_SEQUENCE
@@ -186,7 +201,7 @@ class Engine:
             if isinstance(error, ReplayDead):
                 _log.error("the engine stops, its replay is dead: %s", error)
             else:
-                _log.exception("the engine stops, it failed")
+                log_failure(_log, "the engine stops, it failed")
             self._die()
 
     def _await_command(self) -> Request | Cancel | Close:
@@ -204,7 +219,7 @@ class Engine:
                 try:
                     self._admit(command)
                 except Exception:
-                    _log.exception("a request could not be taken in")
+                    log_failure(_log, "a request could not be taken in")
                     self._finish(Delivery(command, [], error=STEP_FAILED))
             case Cancel(request_id, cause):
                 request = self._live.get(request_id)
@@ -233,7 +248,7 @@ class Engine:
         except ReplayDead:
             raise
         except Exception:
-            _log.exception("a step of %d tokens failed; its %d requests end", n_tokens, len(chunks))
+            log_failure(_log, f"a step of {n_tokens} tokens failed; its {len(chunks)} requests end")
             for chunk in chunks:
                 self._fail(chunk.request)
             return
@@ -287,9 +302,9 @@ class Engine:
         except ReplayDead:
             raise
         except CoreError:
-            _log.exception("the logits of some of %d requests give no token; these requests end", len(sampled))
+            log_failure(_log, f"the logits of some of {len(sampled)} requests give no token; these requests end")
         except Exception:
-            _log.exception("sampling failed; its %d requests end", len(sampled))
+            log_failure(_log, f"sampling failed; its {len(sampled)} requests end")
             for request in sampled:
                 self._fail(request)
             return
@@ -354,4 +369,4 @@ class Engine:
         try:
             self._flush()
         except Exception:
-            _log.exception("the last deliveries failed")
+            log_failure(_log, "the last deliveries failed")

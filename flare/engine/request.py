@@ -21,11 +21,12 @@ class StopCause(enum.Enum):
 
 
 class QueueFull(RequestError):
-    """As many requests wait as the engine's limit allows."""
+    """There is no room for a group of `asked` requests beside the `live` ones."""
 
-    def __init__(self, live: int, slots: int, waiting: int) -> None:
+    def __init__(self, live: int, asked: int, slots: int, waiting: int) -> None:
         super().__init__(
-            f"the server holds {live} requests, its limit is {slots} running and {waiting} waiting; try again later",
+            f"the server holds {live} requests, its limit is {slots} running and {waiting} waiting; there is no room for "
+            f"{asked} more, try again later",
             status=503,
             type="server_error",
             code="queue_full",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
+from typing import TypeVar
 
 from aiohttp import web
 
@@ -16,11 +18,13 @@ from flare.http.errors import SERVER, http_response, not_http
 from flare.http.sse import HEADERS, Keeper
 from flare.protocols.versions import check_version
 from flare.runtime import Runtime
-from flare.service.admission import BodyShare
+from flare.service.admission import Share
 from flare.service.errors import failure
-from flare.service.exchange import Body
+from flare.service.exchange import Body, Reply
 from flare.service.routes import Service
 from flare.service.stream import EventStream
+
+R = TypeVar("R", bound=web.StreamResponse)
 
 CLIENT_GONE = 499
 
@@ -36,28 +40,25 @@ class App:
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answers any request, and counts it. Raises only when the client is gone."""
-        status = CLIENT_GONE
+        exchange = Exchange(request, self)
         try:
-            exchange = Exchange(request, self)
-            reply = await self.service.handle(exchange)
-            response = http_response(reply) if reply is not None else exchange.streamed
-            assert response is not None
-            status = response.status
-            return response
+            await self.service.handle(exchange)
+            assert exchange.response is not None
+            return exchange.response
         finally:
-            if status == CLIENT_GONE and request.writer.output_size > 0:
-                status = 200  # of a stream that was not read to its end
+            begun = exchange.response is not None and request.writer.output_size > 0
+            status = exchange.response.status if begun else CLIENT_GONE
             self.service.metrics.request_finished(self.service.route(request.path), status)
 
 
 class Exchange:
-    """One request over HTTP, see `Incoming`. `streamed` is the response of an answer that was streamed."""
+    """One request over HTTP, see `Incoming`. `response` is what was, or is being, sent."""
 
     def __init__(self, request: web.BaseRequest, app: App) -> None:
         self.method = request.method
         self.path = request.path
         self.query = request.rel_url.raw_query_string
-        self.streamed: web.StreamResponse | None = None
+        self.response: web.StreamResponse | None = None
         self._request = request
         self._app = app
 
@@ -72,7 +73,7 @@ class Exchange:
         check_version(self.path, self._request.headers.getall("anthropic-version", []))
         check_media_type(self._request)
 
-    async def read(self, share: BodyShare, codings: Sequence[str] | None) -> Body:
+    async def read(self, share: Share, codings: Sequence[str] | None) -> Body:
         settings = self._app.settings
         limit = settings.max_body_bytes
         coding = content_coding(self._request, CODINGS if codings is None else codings)
@@ -84,18 +85,30 @@ class Exchange:
             raise not_http() from None
         return partial(decompress, body, coding, limit)
 
-    async def stream(self, headers: Mapping[str, str], stream: EventStream) -> None:
-        response = self.streamed = web.StreamResponse(headers={**SERVER, **HEADERS, **headers})
-        streams = self._app.keeper.streams
-        streams.add(stream)
-        try:
+    async def send(self, reply: Reply) -> None:
+        with self._sending(http_response(reply)) as response:
             await response.prepare(self._request)
-            await stream.pump(response.write)
             await response.write_eof()
+
+    async def stream(self, headers: Mapping[str, str], stream: EventStream) -> None:
+        streams = self._app.keeper.streams
+        with self._sending(web.StreamResponse(headers={**SERVER, **HEADERS, **headers})) as response:
+            streams.add(stream)
+            try:
+                await response.prepare(self._request)
+                await stream.pump(response.write)
+                await response.write_eof()
+            finally:
+                streams.discard(stream)
+
+    @contextmanager
+    def _sending(self, response: R) -> Iterator[R]:
+        """Makes every failure but the client's own one that nothing can be sent behind."""
+        self.response = response
+        try:
+            yield response
         except ConnectionError:
             raise
         except Exception as error:
             told: RequestError = failure(error)
             raise ConnectionError(f"a response has begun, an error cannot follow it: {told}") from error
-        finally:
-            streams.discard(stream)

@@ -10,7 +10,7 @@ from aiohttp import web
 from flare.errors import RequestError
 from flare.http.codings import CODINGS
 from flare.protocols.decoding import shown
-from flare.service.admission import BodyShare, too_large
+from flare.service.admission import Share, too_large
 from flare.service.errors import Refusal
 
 # What a web page's script may send without its user's browser asking this server first is none of these types.
@@ -20,19 +20,18 @@ JSON_TYPES = ("application/json", "text/json")
 def check_media_type(request: web.BaseRequest) -> None:
     """Raises RequestError (415) for a body that cannot be, or may not pass for, JSON.
 
-    Command-line tools and HTTP libraries send JSON under whatever type is their default, so that other names than
-    application/json are taken for it. Not so from a web page (a request with `Origin`): a form or plain text would get
-    here without the browser's asking whether the page may, and whoever looks at the page would work for it.
+    Command-line tools and HTTP libraries send JSON under whatever type is their default, or under none, so that other names
+    than application/json are taken for it. Not so from a web page (a request with `Origin`): a form, plain text or data
+    without a type would get here without the browser's asking whether the page may, and whoever looks at the page would
+    work for it.
     """
-    if request.method != "POST" or "Content-Type" not in request.headers:
+    if request.method != "POST":
         return
-    media = request.content_type
-    if media.startswith("multipart/") or (
-        "Origin" in request.headers and media not in JSON_TYPES and not media.endswith("+json")
-    ):
-        raise RequestError(
-            f"Content-Type: {shown(media)} is not served here; send JSON as application/json", status=415
-        )
+    media = request.content_type if "Content-Type" in request.headers else ""
+    from_page = "Origin" in request.headers
+    if media.startswith("multipart/") or (from_page and media not in JSON_TYPES and not media.endswith("+json")):
+        what = f"{shown(media)} is not served here" if media else "missing in a request of a web page"
+        raise RequestError(f"Content-Type: {what}; send JSON as application/json", status=415)
 
 
 def content_coding(request: web.BaseRequest, codings: Sequence[str] = CODINGS) -> str:
@@ -43,17 +42,16 @@ def content_coding(request: web.BaseRequest, codings: Sequence[str] = CODINGS) -
     if value == "x-gzip":
         value = "gzip"
     if value not in codings:
-        raise Refusal(
+        text = (
             f"Content-Encoding: {shown(value)} is not served here, this route takes one of {', '.join(codings)}; "
-            "send the body uncompressed",
-            status=415,
-            headers={"accept-encoding": ", ".join(codings)},
+            "send the body uncompressed"
         )
+        raise Refusal(RequestError(text, status=415), {"accept-encoding": ", ".join(codings)})
     return value
 
 
 async def read_body(
-    request: web.BaseRequest, share: BodyShare, limit: int, *, silence_s: float, total_s: float
+    request: web.BaseRequest, share: Share, limit: int, *, silence_s: float, total_s: float
 ) -> bytearray:
     """Returns the body as sent; its bytes are taken from `share` as they come.
 

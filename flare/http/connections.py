@@ -11,10 +11,11 @@ from aiohttp import web
 
 from flare.config import ServerSettings
 from flare.errors import RequestError
+from flare.failures import for_log
 from flare.http.errors import http_response, not_http
 from flare.protocols.encoding import error_object
 from flare.protocols.endpoint import encode_json
-from flare.service.errors import error_reply, failure, for_log
+from flare.service.errors import error_reply, failure
 
 READ_AHEAD_BYTES = 1 << 16
 """What is read of a body before anyone asks: up to twice this, and one read of the socket of at most 256 KiB."""
@@ -39,6 +40,9 @@ class Connection(web.RequestHandler):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         connections = self._connections
         if connections.used < connections.capacity:
+            assert isinstance(transport, asyncio.Transport)
+            # A write ends once the system has taken all of it: what waits here is an answer that still has its place.
+            transport.set_write_buffer_limits(high=0)
             super().connection_made(transport)
             return
         refused = Refused(connections)

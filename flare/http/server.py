@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import resource
 import socket
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from aiohttp import web
 
@@ -14,10 +13,6 @@ from flare.config import ServerSettings
 from flare.http.app import App
 from flare.http.connections import Connections
 from flare.runtime import Runtime
-from flare.service.generate import shutting_down
-
-if TYPE_CHECKING:
-    from flare.engine import Delivery
 
 BACKLOG = 1024
 SPARE_FILES = 256
@@ -46,14 +41,7 @@ class Server:
 
     async def start(self, sock: socket.socket) -> None:
         """Starts the engine and listens on `sock`, which is bound."""
-        loop = asyncio.get_running_loop()
-
-        def dispatch(batch: list[Delivery]) -> None:
-            # Once the loop is closed, every answer has ended and the batch is of no interest.
-            with contextlib.suppress(RuntimeError):
-                loop.call_soon_threadsafe(self.runtime.receive, batch)
-
-        self.runtime.start(dispatch)
+        self.app.service.start(asyncio.get_running_loop())
         self.connections = self.app.service.connections = Connections(self.app.handle, self.settings)
         raise_file_limit(self.settings.max_connections + SPARE_FILES)
         options: dict[str, Any] = {"shutdown_timeout": self.settings.shutdown_s}
@@ -67,7 +55,5 @@ class Server:
         assert self._runner is not None and self._keeping is not None
         for site in list(self._runner.sites):
             await site.stop()
-        self.generator.fail_all(shutting_down())
-        await self._runner.cleanup()
+        await self.app.service.stop(self._runner.cleanup())
         self._keeping.cancel()
-        self.generator.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from time import monotonic
 
 from flare.service.stream import EventStream
 
@@ -14,21 +15,29 @@ HEADERS = {
 KEEPALIVE = b": keep-alive\n\n"
 
 
-class Keeper:
-    """Sends a comment on streams that have been silent: one timer for all of them."""
+LEAST_WAIT = 0.01
+"""The part of the silence that the clock waits at least, so that many streams cost little: a comment is late by that much at
+most."""
 
-    def __init__(self, silence_s: float, ticks: int = 5) -> None:
-        self.tick_s = silence_s / ticks
-        self.ticks = ticks
+
+class Keeper:
+    """Sends a comment on each stream that nothing went out on for `silence_s` seconds: one timer for all of them."""
+
+    def __init__(self, silence_s: float) -> None:
+        self.silence_s = silence_s
         self.streams: set[EventStream] = set()
 
     async def run(self) -> None:
         while True:
-            await asyncio.sleep(self.tick_s)
-            self.tick()
+            await asyncio.sleep(max(self.look(monotonic()), self.silence_s * LEAST_WAIT))
 
-    def tick(self) -> None:
+    def look(self, now: float) -> float:
+        """Sends what is due at `now`, a moment of the monotonic clock. Returns in how many seconds the next may be due."""
+        wait = self.silence_s
         for stream in self.streams:
-            stream.idle += 1
-            if stream.idle >= self.ticks and stream.drained:
+            left = stream.sent_at + self.silence_s - now
+            if left > 0:
+                wait = min(wait, left)
+            elif stream.drained:
                 stream.push(KEEPALIVE)
+        return wait

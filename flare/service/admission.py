@@ -5,72 +5,51 @@ from __future__ import annotations
 from flare.errors import RequestError
 
 
-class Admission:
-    """A count of places. Used on the event loop only."""
+class Quota:
+    """An amount, counted in `unit`, that all requests share. Used on the event loop only."""
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, unit: str) -> None:
         self.capacity = capacity
+        self.unit = unit
         self.used = 0
 
-    def take(self, places: int, *, held: int = 0) -> None:
-        """Takes places for a request that already holds `held` of them.
-
-        Raises RequestError: 400 when it asks for more than there are at all, 429 when they are not free now.
-        """
-        asked = held + places
-        if asked > self.capacity:
-            raise RequestError(f"the request asks for {asked} choices, this server holds {self.capacity} at a time")
-        if self.used + places > self.capacity:
-            raise RequestError(
-                f"the server is busy with {self.used} choices of at most {self.capacity}; try again later",
-                status=429,
-                type="rate_limit_error",
-                code="rate_limit_exceeded",
-            )
-        self.used += places
-
-    def give_back(self, places: int) -> None:
-        self.used -= places
+    def share(self) -> Share:
+        return Share(self)
 
 
-class BodyMemory:
-    """Bytes of all bodies that are being read or decoded, and how many there may be. Used on the event loop only."""
+class Share:
+    """What one request holds of a quota, given back at the end of its `with` block."""
 
-    def __init__(self, capacity: int) -> None:
-        self.capacity = capacity
-        self.used = 0
-
-    def share(self) -> BodyShare:
-        return BodyShare(self)
-
-
-class BodyShare:
-    """What one body holds of a `BodyMemory`, given back at the end of its `with` block."""
-
-    def __init__(self, memory: BodyMemory) -> None:
-        self.memory = memory
+    def __init__(self, quota: Quota) -> None:
+        self.quota = quota
         self.held = 0
 
-    def __enter__(self) -> BodyShare:
+    def __enter__(self) -> Share:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.memory.used -= self.held
+        self.quota.used -= self.held
         self.held = 0
 
-    def take(self, size: int) -> None:
-        """Raises RequestError (429) when the other bodies leave no room for `size` bytes more."""
-        memory = self.memory
-        if memory.used + size > memory.capacity:
+    def take(self, amount: int) -> None:
+        """Takes so much beside what it holds already.
+
+        Raises RequestError: 400 when that is more than there is at all, 429 when others hold too much of it now.
+        """
+        quota = self.quota
+        asked = self.held + amount
+        if asked > quota.capacity:
+            text = f"the request asks for {asked} {quota.unit}, this server holds {quota.capacity} at a time"
+            raise RequestError(f"{text}; ask for less")
+        if quota.used + amount > quota.capacity:
             raise RequestError(
-                f"the bodies of all requests together reach this server's limit of {memory.capacity} bytes; "
-                "try again later",
+                f"the server holds {quota.used} {quota.unit} and at most {quota.capacity}; try again later",
                 status=429,
                 type="rate_limit_error",
                 code="rate_limit_exceeded",
             )
-        memory.used += size
-        self.held += size
+        quota.used += amount
+        self.held = asked
 
 
 def too_large(limit: int) -> RequestError:

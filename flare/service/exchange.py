@@ -10,7 +10,7 @@ import msgspec
 
 from flare.errors import FlareError
 from flare.protocols.endpoint import encode_json
-from flare.service.admission import BodyShare
+from flare.service.admission import Share
 from flare.service.stream import EventStream
 
 JSON_TYPE = "application/json"
@@ -39,10 +39,14 @@ class Incoming(Protocol):
     def check_head(self) -> None:
         """Raises RequestError for headers with which the route, which exists, does not take a body."""
 
-    async def read(self, share: BodyShare, codings: Sequence[str] | None) -> Body:
+    async def read(self, share: Share, codings: Sequence[str] | None) -> Body:
         """Reads the body, whose bytes are taken from `share` as they come. `codings` are the content codings that the route
         takes, None stands for all. Raises RequestError for a body that is too large, too slow or in another coding."""
         ...
+
+    async def send(self, reply: Reply) -> None:
+        """Sends a whole reply, until its reader has it. Raises ConnectionError when the client goes away, or is cancelled;
+        nothing else."""
 
     async def stream(self, headers: Mapping[str, str], stream: EventStream) -> None:
         """Sends the reply's head and then the frames, until they end. Raises ConnectionError when the client goes away, or is
@@ -62,7 +66,9 @@ class Reply:
         return self.body.decode()
 
     def json(self) -> Any:
-        """Returns the decoded body. Raises FlareError for one that is not JSON."""
+        """Returns the decoded body. Raises FlareError for one that is not JSON, and where HEAD left it out."""
+        if not self.body:
+            raise FlareError("the reply has no body, as HEAD asks; read its status and headers, or ask with GET")
         if self.headers["content-type"] != JSON_TYPE:
             raise FlareError(f"the reply is {self.headers['content-type']}, not JSON; read its text")
         return msgspec.json.decode(self.body)

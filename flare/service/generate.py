@@ -4,115 +4,140 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import NamedTuple
 
 from flare.config import ServerSettings
 from flare.conversation import Event, Text
 from flare.errors import RequestError
 from flare.generation import Answer, Listener
-from flare.metrics import Metrics
+from flare.metrics import AnswerMeter, Metrics
 from flare.protocols.endpoint import Collected, Decoded, GenerationEndpoint, Response
 from flare.runtime import Prepared, Runtime
-from flare.service.admission import Admission, BodyMemory
-from flare.service.errors import error_reply, failure
-from flare.service.exchange import EVENTS_TYPE, Body, Incoming, Reply, bytes_reply
+from flare.service.admission import Quota
+from flare.service.errors import Refusal, failure
+from flare.service.exchange import EVENTS_TYPE, Body, Incoming, bytes_reply
 from flare.service.stream import EventStream
+from flare.service.workers import Workers
 
-Asked = tuple[Decoded, Prepared, list[str]]
-"""What a body asks for: decoded, in tokens, and the texts of the prompts where they are to be echoed."""
+
+class Asked(NamedTuple):
+    """What a body asks for: decoded, in tokens, and the texts of the prompts where they are to be echoed."""
+
+    decoded: Decoded
+    prepared: Prepared
+    echoed: list[str]
 
 
 class Generator:
-    """Serves the generation endpoints over one runtime. All on the event loop but `_prepare`, which the pool runs."""
+    """Serves the generation endpoints over one runtime. All on the event loop but `_prepare`, which the workers run."""
 
     def __init__(self, runtime: Runtime, settings: ServerSettings) -> None:
         self.runtime = runtime
         self.settings = settings
-        self.admission = Admission(settings.max_requests)
-        self.bodies = BodyMemory(settings.max_bodies_bytes)
-        self.pool = ThreadPoolExecutor(settings.frontend_threads, thread_name_prefix="flare-frontend")
+        self.admission = Quota(settings.max_requests, "choices")
+        self.bodies = Quota(settings.max_bodies_bytes, "bytes of bodies")
+        self.workers = Workers(settings.frontend_threads)
         self.answers: set[Answer] = set()
         self.metrics = Metrics()
         self.closing = False
 
-    def handler(self, endpoint: GenerationEndpoint) -> Callable[[Incoming], Awaitable[Reply | None]]:
+    def check_ready(self) -> None:
+        """Raises RequestError (503) where no generation would begin: the server stops, or its model cannot run."""
+        if self.closing:
+            raise shutting_down()
+        self.runtime.check_ready()
+
+    def handler(self, endpoint: GenerationEndpoint) -> Callable[[Incoming], Awaitable[None]]:
         """Returns the handler of an endpoint's route."""
+        return partial(self.generate, endpoint)
 
-        async def generate(incoming: Incoming) -> Reply | None:
-            return await self.generate(incoming, endpoint)
-
-        return generate
-
-    async def generate(self, incoming: Incoming, endpoint: GenerationEndpoint) -> Reply | None:
-        """Answers a request: returns the reply, or None once a stream has been sent to its end.
+    async def generate(self, endpoint: GenerationEndpoint, incoming: Incoming) -> None:
+        """Answers a request, until its reader has the answer.
 
         The request holds one place while its body is read, and as many as it has choices until its answer is delivered.
         Whatever ends this coroutine ends the answer.
         """
         arrived_at = time.monotonic()
-        if self.closing:
-            raise shutting_down()
-        if not self.runtime.healthy:
-            raise RequestError("the model cannot run; the server must be restarted", status=503, type="server_error")
-        places = 1
-        self.admission.take(places)
-        answer = response = None
-        begun = False
-        try:
-            decoded, prepared, echoed = await self._read(incoming, endpoint)
-            more = prepared.choices - 1
-            self.admission.take(more, held=places)
-            places += more
+        self.check_ready()
+        with self.admission.share() as places:
+            places.take(1)
+            asked = await self._read(incoming, endpoint)
+            prepared = asked.prepared
+            places.take(prepared.choices - 1)
             response = Response.begin(
                 endpoint.id_prefix,
                 self.runtime.model,
-                decoded,
+                asked.decoded,
                 prepared.prompt_tokens,
                 prepared.prompts,
                 arrived_at,
             )
-            with self.metrics.answer(prepared.choices, arrived_at) as meter:
-                if decoded.stream:
-                    stream = EventStream()
-                    listener = stream_listener(stream, endpoint, response)
-                    echo(echoed, prepared, listener)
-                    answer = self._submit(prepared, meter.over(listener), stream.end, arrived_at)
-                    begun = True
-                    await incoming.stream({"content-type": EVENTS_TYPE, **request_id(response)}, stream)
-                    return None
-                collected = Collected(prepared.choices)
-                done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-                def listen(event: Event) -> None:
-                    if collected.add(event) and not done.done():
-                        done.set_result(None)
-
-                def close() -> None:
-                    if not done.done():
-                        done.set_exception(RuntimeError("the answer could not be collected"))
-
-                echo(echoed, prepared, listen)
-                answer = self._submit(prepared, meter.over(listen), close, arrived_at)
-                await done
-                if collected.failed is not None:
-                    raise collected.failed.error
-                return bytes_reply(endpoint.encode(response, collected), headers=request_id(response))
-        except Exception as error:
-            if response is None or begun:
+            answer = self._stream if asked.decoded.stream else self._collect
+            try:
+                with self.metrics.answer(prepared.choices, arrived_at) as meter:
+                    await answer(incoming, endpoint, response, asked, meter)
+            except ConnectionError:
                 raise
-            return error_reply(failure(error), headers=request_id(response), envelope=endpoint.error)
+            except Exception as error:
+                raise Refusal(failure(error), request_id(response)) from None
+
+    async def _stream(
+        self, incoming: Incoming, endpoint: GenerationEndpoint, response: Response, asked: Asked, meter: AnswerMeter
+    ) -> None:
+        """Answers with events as they come."""
+        stream = EventStream()
+        listener = stream_listener(stream, endpoint, response)
+        echo(asked, listener)
+        with self._answer(asked.prepared, meter.over(listener), stream.end, response.arrived_at):
+            await incoming.stream({"content-type": EVENTS_TYPE, **request_id(response)}, stream)
+
+    async def _collect(
+        self, incoming: Incoming, endpoint: GenerationEndpoint, response: Response, asked: Asked, meter: AnswerMeter
+    ) -> None:
+        """Answers in one piece."""
+        collected = Collected(asked.prepared.choices)
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def listen(event: Event) -> None:
+            if collected.add(event) and not done.done():
+                done.set_result(None)
+
+        def close() -> None:
+            if not done.done():
+                done.set_exception(RuntimeError("the answer could not be collected"))
+
+        echo(asked, listen)
+        with self._answer(asked.prepared, meter.over(listen, whole=True), close, response.arrived_at):
+            await done
+        if collected.failed is not None:
+            raise collected.failed.error
+        body = endpoint.encode(response, collected)
+        for outcome in collected.outcomes():
+            meter.ended(outcome.end)
+        await incoming.send(bytes_reply(body, headers=request_id(response)))
+
+    @contextmanager
+    def _answer(
+        self, prepared: Prepared, listener: Listener, close: Callable[[], None], arrived_at: float
+    ) -> Iterator[None]:
+        """An answer that the model works on; the end of the block ends it, if it has not come to its own."""
+        self.check_ready()
+        answer = self.runtime.submit(prepared, listener, arrived_at, close)
+        self.answers.add(answer)
+        try:
+            yield
         finally:
-            if answer is not None:
-                answer.cancel()
-                self.answers.discard(answer)
-            self.admission.give_back(places)
+            answer.cancel()
+            self.answers.discard(answer)
 
     async def _read(self, incoming: Incoming, endpoint: GenerationEndpoint) -> Asked:
         """Returns what the body asks for. The body counts as held until it is decoded."""
         with self.bodies.share() as share:
             body = await incoming.read(share, None)
-            return await asyncio.get_running_loop().run_in_executor(self.pool, self._prepare, endpoint, body)
+            return await self.workers.run(partial(self._prepare, endpoint, body))
 
     def _prepare(self, endpoint: GenerationEndpoint, body: Body) -> Asked:
         model = self.runtime.model
@@ -120,29 +145,19 @@ class Generator:
         prepared = self.runtime.prepare(decoded.generation)
         endpoint.admit(prepared.prompt_tokens, decoded, model)
         if not decoded.echo:
-            return decoded, prepared, []
+            return Asked(decoded, prepared, [])
         echoed = self.runtime.prompt_texts(decoded.generation)
         size = sum(len(text.encode()) for text in echoed) * decoded.generation.n
         limit = self.settings.max_body_bytes
         if size > limit:
             raise RequestError(f"echo: {size} bytes of prompts in all choices, the limit is {limit}", param="echo")
-        return decoded, prepared, echoed
-
-    def _submit(self, prepared: Prepared, listener: Listener, close: Callable[[], None], arrived_at: float) -> Answer:
-        if self.closing:
-            raise shutting_down()
-        answer = self.runtime.submit(prepared, listener, arrived_at, close)
-        self.answers.add(answer)
-        return answer
+        return Asked(decoded, prepared, echoed)
 
     def fail_all(self, error: RequestError) -> None:
         """Ends every answer with an error; later requests are refused."""
         self.closing = True
         for answer in list(self.answers):
             answer.fail(error)
-
-    def close(self) -> None:
-        self.pool.shutdown(wait=False, cancel_futures=True)  # the loop must not wait for a worker
 
 
 def stream_listener(stream: EventStream, endpoint: GenerationEndpoint, response: Response) -> Listener:
@@ -160,11 +175,11 @@ def stream_listener(stream: EventStream, endpoint: GenerationEndpoint, response:
     return listen
 
 
-def echo(texts: list[str], prepared: Prepared, listener: Listener) -> None:
-    """Begins every choice with its prompt, if `texts` has the prompts."""
-    n = prepared.request.n
-    for index in range(len(texts) * n):
-        listener(Text(index, texts[index // n], 0, 0))
+def echo(asked: Asked, listener: Listener) -> None:
+    """Begins every choice with its prompt, where that is asked for."""
+    n = asked.prepared.request.n
+    for index in range(len(asked.echoed) * n):
+        listener(Text(index, asked.echoed[index // n], 0, 0))
 
 
 def request_id(response: Response) -> dict[str, str]:

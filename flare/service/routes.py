@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from flare.config import ServerSettings
 from flare.errors import RequestError
+from flare.failures import for_log
 from flare.metrics import OTHER_ROUTE, Load, Reading
 from flare.protocols import metrics as reports
 from flare.protocols import ollama
@@ -22,15 +25,20 @@ from flare.protocols.responses import Responses
 from flare.runtime import Runtime
 from flare.service.errors import Envelope, Refusal, error_reply, failure, ollama_error
 from flare.service.exchange import Incoming, Reply, bytes_reply, json_reply
-from flare.service.generate import Generator
+from flare.service.generate import Generator, shutting_down
+
+if TYPE_CHECKING:
+    from flare.engine import Delivery
 
 Handler = Callable[[Incoming], Awaitable[Reply | None]]
-"""Answers a request on its route; None stands for a stream that was sent."""
+"""Answers a request on its route; returns the reply, or None when it has sent its answer itself."""
 
 GENERATION: tuple[GenerationEndpoint, ...] = (ChatCompletions(), Completions(), Messages(), Responses())
 MODEL_PREFIX = "/v1/models/"
 MODEL_ROUTE = MODEL_PREFIX + "{model}"
 PLAIN = ("identity",)
+
+_log = logging.getLogger("flare.service")
 
 
 class Connected(Protocol):
@@ -69,7 +77,25 @@ class Service:
         self.get("/api/tags", lambda: ollama.tags(model))
         self.post("/api/show", lambda body: encode_json(ollama.show(body, model)), PLAIN)
         count = CountTokens()
-        self.post(count.path, lambda body: count.encode(runtime.prepare(count.count(body, model)).prompt_tokens))
+        self.post(count.path, lambda body: count.encode(runtime.count_tokens(count.count(body, model))))
+
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Starts the engine, whose deliveries come to `loop`; all else is called there."""
+
+        def dispatch(batch: list[Delivery]) -> None:
+            # Once the loop is closed, every answer has ended and the batch is of no interest.
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(self.runtime.receive, batch)
+
+        loop.set_exception_handler(log_context)
+        self.runtime.start(dispatch)
+
+    async def stop(self, drain: Awaitable[None]) -> None:
+        """Ends every answer with an error, awaits `drain`, in which the transport lets the last bytes out, and ends the
+        workers. Later requests are refused."""
+        self.generator.fail_all(shutting_down())
+        await drain
+        self.generator.workers.close()
 
     def get(self, path: str, make: Callable[[], object]) -> None:
         """Adds a GET route that answers with what `make` returns, as JSON."""
@@ -80,19 +106,18 @@ class Service:
         self.routes[path] = {"GET": handler}
 
     def post(self, path: str, make: Callable[[bytes | bytearray], bytes], codings: Sequence[str] | None = None) -> None:
-        """Adds a POST route that answers with the JSON that `make` returns of the body; the worker pool runs it."""
+        """Adds a POST route that answers with the JSON that `make` returns of the body; a worker runs it."""
         generator = self.generator
 
         async def handler(incoming: Incoming) -> Reply:
             with generator.bodies.share() as share:
                 body = await incoming.read(share, codings)
-                loop = asyncio.get_running_loop()
-                return bytes_reply(await loop.run_in_executor(generator.pool, lambda: make(body())))
+                return bytes_reply(await generator.workers.run(lambda: make(body())))
 
         self.routes[path] = {"POST": handler}
 
-    async def handle(self, incoming: Incoming) -> Reply | None:
-        """Answers any request: returns the reply, or None once a stream has been sent to its end.
+    async def handle(self, incoming: Incoming) -> None:
+        """Answers any request, until its reader has the answer.
 
         Raises ConnectionError when the client is gone, nothing else; where it is cancelled, so is the answer.
         """
@@ -100,11 +125,13 @@ class Service:
             incoming.check_sender()
             handler = self._find(incoming)
             incoming.check_head()
-            return await handler(incoming)
+            reply = await handler(incoming)
         except ConnectionError:
             raise
         except Exception as error:
-            return error_reply(failure(error), envelope=self._envelope(incoming.path))
+            reply = error_reply(failure(error), self._envelope(incoming.path))
+        if reply is not None:
+            await incoming.send(reply)
 
     def route(self, path: str) -> str:
         """Returns the name under which requests to a path are counted."""
@@ -131,13 +158,14 @@ class Service:
         handler = methods.get("GET" if incoming.method == "HEAD" else incoming.method)
         if handler is None:
             allowed = ", ".join([*methods, "HEAD"] if "GET" in methods else methods)
-            raise Refusal(
-                f"this route allows {allowed}", status=405, headers={"allow": allowed}, code="method_not_allowed"
-            )
+            error = RequestError(f"this route allows {allowed}", status=405, code="method_not_allowed")
+            raise Refusal(error, {"allow": allowed})
         return handler
 
     def _hint(self, path: str) -> str:
         """Returns what may have been meant, for the message: the usual slips are a base URL without /v1, or twice."""
+        if path == "/":
+            return "; the API is under /v1, GET /openapi.json describes it"
         plain = "/" + path.strip("/").removeprefix("v1/")
         near = next((route for route in (plain, "/v1" + plain) if route in self.routes), None)
         if near is not None:
@@ -165,15 +193,19 @@ class Service:
         return bytes_reply(body, headers={"content-type": media})
 
     async def describe(self, incoming: Incoming) -> Reply:
-        """Answers with the API's description, which the worker pool makes for the first one who asks."""
+        """Answers with the API's description, which a worker makes for the first one who asks."""
         if self._description is None:
             from flare.protocols.openapi import document
 
-            loop = asyncio.get_running_loop()
-            self._description = await loop.run_in_executor(self.generator.pool, document, self.runtime.model)
+            self._description = await self.generator.workers.run(lambda: document(self.runtime.model))
         return bytes_reply(self._description)
 
     def health(self) -> object:
-        if self.runtime.healthy and not self.generator.closing:
-            return {"status": "ok"}
-        raise RequestError("the model cannot run; the server must be restarted", status=503, type="server_error")
+        self.generator.check_ready()
+        return {"status": "ok"}
+
+
+def log_context(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Logs what failed on a loop outside of any request, as everything that fails is logged."""
+    error = context.get("exception")
+    _log.error("%s%s", context["message"], "" if error is None else "\n" + for_log(error))

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from time import monotonic
 
 
 class EventStream:
     """The frames of one answer. `push` and `end` are called on the event loop; `take` or `pump` hands them on.
 
     A reader that pauses holds up nothing but its own stream: frames gather here, at most as many as the answer's limit
-    allows. `idle` counts ticks of a transport's clock since the last frame.
+    allows. `sent_at` is when the last ones were handed on, at first when the stream began, on the monotonic clock.
     """
 
-    __slots__ = ("_frames", "_waiter", "ended", "idle")
+    __slots__ = ("_frames", "_waiter", "ended", "sent_at")
 
     def __init__(self) -> None:
         self._frames: list[bytes] = []
         self._waiter: asyncio.Future[None] | None = None
         self.ended = False
-        self.idle = 0
+        self.sent_at = monotonic()
 
     @property
     def drained(self) -> bool:
@@ -28,7 +29,6 @@ class EventStream:
 
     def push(self, frames: bytes) -> None:
         self._frames.append(frames)
-        self.idle = 0
         self._wake()
 
     def end(self) -> None:
@@ -50,6 +50,7 @@ class EventStream:
             await self._waiter
             self._waiter = None
         frames, self._frames = self._frames, []
+        self.sent_at = monotonic()
         return frames[0] if len(frames) == 1 else b"".join(frames)
 
     async def pump(self, write: Callable[[bytes], Awaitable[None]]) -> None:

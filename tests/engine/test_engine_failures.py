@@ -142,6 +142,29 @@ def test_a_full_queue_refuses_and_takes_again_later(serve: Callable[..., Served]
     served.assert_idle()
 
 
+def test_a_group_is_taken_whole_or_not_at_all(serve: Callable[..., Served]) -> None:
+    """Whatever is wrong with one of it."""
+    served = serve(slots=2, max_waiting=1)
+    assert served.engine.capacity == 3
+    served.submit(request(0, [1], 2))
+    with pytest.raises(QueueFull, match="holds 1 requests, .* no room for 3 more") as full:
+        served.engine.submit(*(request(number, [1], 2) for number in range(1, 4)))
+    assert full.value.status == 503
+    with pytest.raises(RequestError, match="token id -1"):
+        served.engine.submit(request(1, [1], 2), request(2, [-1], 2))
+    with pytest.raises(ValueError, match="request id 0 is live"):
+        served.engine.submit(request(1, [1], 2), request(0, [1], 2))
+    with pytest.raises(ValueError, match="request id 1 is live"):
+        served.engine.submit(request(1, [1], 2), request(1, [1], 2))
+    assert served.engine.stats().active + served.engine.stats().waiting == 1
+    group = [request(number, [1], 2) for number in (1, 2)]
+    served.engine.submit(*group)
+    served.submitted += group
+    served.run()
+    assert [final.finished for final in served.finals.values()] == [StopCause.MAX_TOKENS] * 3
+    served.assert_idle()
+
+
 def test_a_prompt_that_leaves_no_room_is_refused_with_the_numbers(serve: Callable[..., Served]) -> None:
     served = serve(max_context=32)
     with pytest.raises(RequestError) as refused:

@@ -150,6 +150,17 @@ def test_no_tokens_at_all(server: LiveServer) -> None:
     assert server.replay.steps == steps
 
 
+@pytest.mark.parametrize("echo", [False, True])
+def test_a_prompt_over_the_context_is_refused_though_no_token_is_asked_for(server: LiveServer, echo: bool) -> None:
+    context = server.runtime.model.context_length
+    for length, wanted in ((context - 1, 200), (context, 400), (context + 50, 400)):
+        status, answer = server.post(RAW, {"prompt": "x" * length, "max_tokens": 0, "echo": echo})
+        assert status == wanted, answer
+        if status == 400:
+            assert (answer["error"]["code"], answer["error"]["param"]) == ("context_full", "prompt")
+            assert answer["error"]["flare_context"]["tokens_used"] == length
+
+
 def test_choices_of_several_prompts_keep_their_order() -> None:
     def script(prompt: tuple[int, ...], choice: int) -> list[int]:
         return reply(f"{bytes(prompt).decode()}{choice}")

@@ -154,6 +154,26 @@ def test_a_paused_reader_loses_nothing() -> None:
         server.idle()
 
 
+def test_a_finished_answer_counts_until_its_reader_has_it() -> None:
+    """A whole answer that waits in the server's buffers holds the places of its choices, as a stream does."""
+    with LiveServer(script=ENDLESS, settings={"max_requests": 40}) as server:
+        server.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        connection = socket.socket()
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.settimeout(30)
+        connection.connect(("127.0.0.1", server.port))
+        send(connection, n=40, max_tokens=400)
+        server.until(lambda: server.server.app.service.metrics.completed == 40)
+        assert server.server.generator.admission.used == 40 and not server.server.generator.answers
+        assert server.request("POST", RAW, {"prompt": "x"})[0] == 429
+        response = http.client.HTTPResponse(connection, method="POST")
+        response.begin()
+        assert [choice["text"] for choice in json.loads(response.read())["choices"]] == ["a" * 400] * 40
+        connection.close()
+        server.idle()
+        assert server.post(RAW, {"prompt": "x", "max_tokens": 1})[0] == 200
+
+
 def test_tokens_are_sent_as_they_come() -> None:
     """Each step's text reaches the client before the next step is allowed; nothing before the first token."""
     with LiveServer(script=lambda p, c: reply("abc")) as server:
@@ -205,7 +225,7 @@ def test_a_dead_replay_makes_the_server_unhealthy() -> None:
         server.replay.die()
         status, _, data = server.request("POST", RAW, {"prompt": "x"})
         assert status == 500 and json.loads(data)["error"]["type"] == "server_error"
-        server.until(lambda: not server.runtime.healthy)
+        server.until(lambda: not server.runtime.engine.healthy)
         for path, method in ((RAW, "POST"), (CHAT, "POST"), ("/health", "GET")):
             status, headers, data = server.request(method, path, {"prompt": "x"})
             assert status == 503 and "retry-after" in headers
@@ -222,8 +242,14 @@ def test_a_full_queue_is_503_and_frees_up() -> None:
         for stream in (False, True):
             status, headers, data = server.request("POST", RAW, {"prompt": "x", "stream": stream})
             assert (status, json.loads(data)["error"]["code"]) == (503, "queue_full") and headers["retry-after"] == "1"
-        for fields in ({"n": 2}, {"prompt": ["a", "b", "c"]}):
-            assert server.request("POST", RAW, {"prompt": "x"} | fields)[0] == 503  # all choices or none
+        assert server.request("POST", RAW, {"prompt": "x", "n": 2})[0] == 503
+        for fields in ({"n": 3}, {"prompt": ["a", "b", "c"]}, {"prompt": ["a", "b"], "n": 2, "stream": True}):
+            status, headers, data = server.request("POST", RAW, {"prompt": "x"} | fields)
+            assert status == 400 and "retry-after" not in headers  # it would never fit
+            error = json.loads(data)["error"]
+            assert "choices in all, the limit is 2; ask for less" in error["message"] and "x-request-id" not in headers
+            assert error["param"] == ("n" if "n" in fields else "prompt")
+        assert len(server.server.generator.answers) == 2  # all choices or none
         for connection in held:
             connection.close()
         server.replay.resume()
@@ -271,8 +297,30 @@ def test_stopping_ends_every_answer() -> None:
             server.request("GET", "/health")
 
 
+def test_health_and_generation_give_one_reason() -> None:
+    """Whatever keeps the server from generating, both say the same of it."""
+
+    def reasons(server: LiveServer) -> set[str]:
+        found = set()
+        for method, path in (("POST", RAW), ("GET", "/health")):
+            status, headers, data = server.request(method, path, {"prompt": "x"})
+            assert status == 503 and headers["retry-after"] == "1"
+            found.add(json.loads(data)["error"]["message"])
+        return found
+
+    with LiveServer(script=ENDLESS) as server:
+        server.server.generator.closing = True
+        assert reasons(server) == {"the server is shutting down"}
+        server.server.generator.closing = False
+        assert server.request("GET", "/health")[0] == 200
+        server.replay.die()
+        server.request("POST", RAW, {"prompt": "x"})
+        server.until(lambda: server.runtime.engine.healthy is False)
+        assert reasons(server) == {"the model can run no more requests; the server must be restarted"}
+
+
 def test_silent_streams_get_comments() -> None:
-    """The keeper's ticks stand for time: a comment each time a stream has been silent for all of them."""
+    """The keeper is told the time: a comment each time nothing has gone out for as long as the limit, and none before."""
     with LiveServer(script=lambda p, c: reply("ab")) as server:
         server.replay.pause()
         connection = connect(server, stream=True)
@@ -280,12 +328,17 @@ def test_silent_streams_get_comments() -> None:
         keeper = server.server.app.keeper
         server.until(lambda: len(keeper.streams) == 1)
 
-        async def silence(ticks: int) -> None:
-            for _ in range(ticks):
-                keeper.tick()
-                await asyncio.sleep(0)
+        (silent,) = keeper.streams
 
-        server.on_loop(silence(2 * keeper.ticks))
+        async def silence() -> None:
+            for _ in range(2):
+                begun, limit = silent.sent_at, keeper.silence_s
+                assert keeper.look(begun + 0.8 * limit) == pytest.approx(0.2 * limit) and silent.drained
+                assert keeper.look(begun + limit) == limit and not silent.drained
+                await asyncio.sleep(0)
+                assert silent.drained and silent.sent_at > begun
+
+        server.on_loop(silence())
         server.replay.resume()
         response = http.client.HTTPResponse(connection, method="POST")
         response.begin()
@@ -298,9 +351,8 @@ def test_silent_streams_get_comments() -> None:
 def test_a_reader_that_pauses_collects_one_comment() -> None:
     keeper, stream = Keeper(15.0), EventStream()
     keeper.streams.add(stream)
-    assert keeper.tick_s * keeper.ticks == 15.0
-    for _ in range(20 * keeper.ticks):
-        keeper.tick()
+    for second in range(300):
+        keeper.look(stream.sent_at + second)
     assert stream._frames == [KEEPALIVE]
 
 
@@ -374,6 +426,26 @@ def test_a_collection_that_fails_is_answered(monkeypatch: pytest.MonkeyPatch, la
         status, headers, data = server.request("POST", RAW, {"prompt": "x"})
         assert status == 500 and b"secret" not in data and headers["x-request-id"].startswith("cmpl-")
         server.idle()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_that_cannot_be_encoded_has_failed(monkeypatch: pytest.MonkeyPatch, stream: bool) -> None:
+    """The model did its part; the client got none of it, and that is what is counted."""
+
+    def broken(self: Any, response: Any, collected: Any = None) -> Any:
+        if stream:
+            return broken_after(0)
+        raise ValueError("a secret")
+
+    with LiveServer(script=lambda p, c: reply("ab")) as server:
+        monkeypatch.setattr(ChatCompletions, "stream" if stream else "encode", broken)
+        body = {"messages": [{"role": "user", "content": "x"}], "n": 3, "stream": stream}
+        status, headers, data = server.request("POST", CHAT, body)
+        assert status == (200 if stream else 500) and b"secret" not in data
+        assert headers["x-request-id"].startswith("chatcmpl-")
+        server.idle()
+        counted = server.server.app.service.metrics
+        assert (counted.submitted, counted.completed, counted.cancelled, counted.failed) == (3, 0, 0, 3)
 
 
 def test_failures_after_submission_have_a_request_id() -> None:

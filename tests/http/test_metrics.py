@@ -135,11 +135,19 @@ def test_a_model_that_fails(server: LiveServer, stream: bool) -> None:
 
 
 def test_a_queue_that_is_full(server: LiveServer) -> None:
-    """Four run, two wait: seven choices are none too few, and none of them runs."""
-    status, body = server.post(PATH, {"prompt": "a", "n": 7})
+    """Four run, two wait, one is there: six more are one too many, and none of them runs. Seven would never fit."""
+    server.replay.pause()
+    held = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+    held.request("POST", PATH, json.dumps({"prompt": "a"}))
+    server.until(lambda: len(server.server.generator.answers) == 1)
+    status, body = server.post(PATH, {"prompt": "a", "n": 6})
     assert (status, body["error"]["code"]) == (503, "queue_full")
+    assert server.post(PATH, {"prompt": "a", "n": 7})[0] == 400
+    server.replay.resume()
+    assert held.getresponse().status == 200
+    held.close()
     value = numbers(server)
-    assert (value["completed"], value["failed"]) == (0, 7)
+    assert (value["completed"], value["failed"], value["requests_submitted_total"]) == (1, 6, 7)
 
 
 def test_refusals_are_no_requests_of_the_model(server: LiveServer) -> None:
@@ -185,7 +193,7 @@ def test_the_header_chooses_the_format(server: LiveServer) -> None:
 def test_a_dead_model_is_reported(server: LiveServer) -> None:
     server.replay.die()
     server.request("POST", PATH, {"prompt": "a"})
-    server.until(lambda: not server.runtime.healthy)
+    server.until(lambda: not server.runtime.engine.healthy)
     status, _, body = server.request("GET", "/health")
     assert (status, json.loads(body)["error"]["type"]) == (503, "server_error")
     assert text(server)["flare_healthy"] == 0

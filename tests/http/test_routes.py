@@ -333,11 +333,49 @@ def test_versions_of_the_messages_api(server: LiveServer, versions: list[str], s
         ("multipart/form-data; boundary=b", None, 415),
         ("MULTIPART/related", None, 415),
         (";;;", "https://page.example", 415),
+        (None, "https://page.example", 415),  # a Blob without a type
+        ("", "https://page.example", 415),
+        ("text/plain; application/json", "https://page.example", 415),
     ],
 )
 def test_media_types(server: LiveServer, media: str | None, origin: str | None, status: int) -> None:
     body = json.dumps(GOOD["/v1/completions"])
-    lines = f"Content-Type: {media}\r\n" if media else ""
+    lines = f"Content-Type: {media}\r\n" if media is not None else ""
     lines += f"Origin: {origin}\r\n" if origin else ""
     head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\n{lines}Connection: close\r\n"
     assert raw(server, f"{head}Content-Length: {len(body)}\r\n\r\n{body}") == status
+
+
+@pytest.mark.parametrize("path", GOOD)
+@pytest.mark.parametrize("media", [None, "text/plain"])
+def test_a_web_page_cannot_use_a_route_unasked(server: LiveServer, path: str, media: str | None) -> None:
+    """What a browser sends without asking first, with the key of a proxy in between."""
+    body = json.dumps(GOOD[path])
+    lines = "".join(f"{name}: {text}\r\n" for name, text in headers_for(path, Origin="https://page.example").items())
+    lines += f"Content-Type: {media}\r\n" if media else ""
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\n{lines}Connection: close\r\n"
+    assert raw(server, f"{head}Content-Length: {len(body)}\r\n\r\n{body}") == 415
+    assert raw(server, f"{head}Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n{body}") in (
+        (200,) if media is None else (400, 415)
+    )
+
+
+@pytest.mark.parametrize(
+    ("headers", "says"),
+    [
+        ({}, "a key is required; send the header Authorization: Bearer KEY"),
+        ({"Authorization": "Bearer "}, "a key is required; send the header Authorization: Bearer KEY"),
+        ({"Authorization": f"Basic {KEY}"}, "a key is required; send the header Authorization: Bearer KEY"),
+        ({"Authorization": "Bearer other"}, "the key is not this server's; send the header Authorization: Bearer KEY"),
+    ],
+)
+def test_a_missing_key_and_a_wrong_one_are_told_apart(server: LiveServer, headers: dict[str, str], says: str) -> None:
+    for path in ("/v1/completions", "/v1/models", "/nope", "/api/tags"):
+        assert check_shape("", server.request("GET", path, None, headers), 401) == says
+    told = check_shape("/v1/messages", server.request("POST", "/v1/messages", b"", headers), 401)
+    assert told.startswith(says) and "x-api-key: KEY" in told
+
+
+def test_the_root_says_where_to_go(server: LiveServer) -> None:
+    told = check_shape("/", server.request("GET", "/", None, headers_for("/")), 404)
+    assert told == "there is no route '/'; the API is under /v1, GET /openapi.json describes it"

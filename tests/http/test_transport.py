@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import http.client
 import json
@@ -19,6 +20,7 @@ import pytest
 
 from flare.http import codings
 from flare.http.connections import REFUSED_S
+from flare.protocols.completions import Completions
 from tests.support.live_server import LiveServer, reply
 
 zstd = codings.zstd_module()
@@ -283,18 +285,51 @@ def test_a_client_that_would_rather_speak_http2_is_answered(process: Process) ->
     assert process.send(head.encode() + body) == 200
 
 
-def test_no_exception_can_forge_a_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
+def test_no_exception_can_forge_a_line_of_the_log(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever it comes from: a handler, the text of an answer, the engine, the loop itself."""
     forged = "x\n2026-01-01 INFO all is well\r\n\x1b[2K\u2028ok\n" + "long " * 20_000
 
     def fails() -> object:
         raise ValueError(forged)
 
-    with LiveServer() as server:
+    def step_fails(tokens: int, rows: int) -> None:
+        raise ValueError(forged)
+
+    class Encoder:
+        """Fails with every event, the failure too."""
+
+        ended = False
+
+        def encode(self, event: object) -> bytes:
+            raise ValueError(forged)
+
+    async def task_fails() -> None:
+        task = asyncio.ensure_future(asyncio.sleep(0))
+        asyncio.get_running_loop().call_soon(fails)
+        await task
+
+    with LiveServer(script=lambda p, c: reply("ok")) as server:
         server.server.app.service.get("/fails", fails)
         status, _, data = server.request("GET", "/fails")
         assert status == 500 and b"well" not in data and len(data) < 4096
-    (record,) = [record for record in caplog.records if record.name == "flare.service"]
-    first, *lines = record.getMessage().split("\n")
-    assert first == "a handler failed" and len(record.getMessage()) < 25_000
-    assert all(line.startswith("  | ") and line.isprintable() for line in lines)
-    assert any("ValueError" in line for line in lines) and record.exc_info is None
+        server.on_loop(task_fails())
+        monkeypatch.setattr(Completions, "stream", lambda self, response: Encoder())
+        assert server.request("POST", RAW, {"prompt": "x", "stream": True})[2] == b""
+        server.replay.on_step = step_fails
+        assert server.request("POST", RAW, {"prompt": "x"})[0] == 500
+    found = {}
+    for record in caplog.records:
+        first, *lines = record.getMessage().split("\n")
+        found[first] = record.name
+        assert len(record.getMessage()) < 25_000 and record.exc_info is None
+        assert all(line.startswith("  | ") and line.isprintable() for line in lines)
+        assert any("ValueError" in line for line in lines)
+    assert {
+        "a handler failed": "flare.service",
+        "an answer failed while its tokens became text": "flare.runtime",
+        "an answer's failure could not be reported": "flare.generation",
+        "a step of 1 tokens failed; its 1 requests end": "flare.engine",
+    }.items() <= found.items()
+    assert any(first.startswith("Exception in callback") for first in found)
