@@ -8,8 +8,6 @@ import http.client
 import json
 import re
 import socket
-import subprocess
-import sys
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +20,7 @@ from flare.http import codings
 from flare.http.connections import REFUSED_S
 from flare.protocols.completions import Completions
 from tests.support.live_server import LiveServer, reply
+from tests.support.server_process import ServerProcess
 
 zstd = codings.zstd_module()
 ROOT = Path(__file__).parents[2]
@@ -33,56 +32,17 @@ PATHS = (CHAT, RAW, MESSAGES, RESPONSES)
 VERSION = {"anthropic-version": "2023-06-01"}
 
 
-class Process:
-    """A server process: its port, and the most memory that it ever had."""
-
-    def __init__(self) -> None:
-        command = [sys.executable, "-m", "tests.support.scripted_server"]
-        self._process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        assert self._process.stdout is not None
-        self.port = int(self._process.stdout.readline().rpartition(":")[2])
-
-    def peak_bytes(self) -> int:
-        status = Path(f"/proc/{self._process.pid}/status").read_text()
-        found = re.search(r"VmHWM:\s+(\d+) kB", status)
-        assert found is not None
-        return int(found[1]) * 1024
-
-    def post(self, path: str, body: Any, **headers: str) -> tuple[int, bytes]:
-        data = body if isinstance(body, bytes) else json.dumps(body).encode()
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
-        names = VERSION | {name.replace("_", "-"): text for name, text in headers.items()}
-        try:
-            connection.request("POST", path, data, names)
-            response = connection.getresponse()
-            return response.status, response.read()
-        finally:
-            connection.close()
-
-    def send(self, data: bytes) -> int:
-        """Sends bytes on a connection of their own; returns the status that comes back."""
-        with socket.create_connection(("127.0.0.1", self.port), timeout=30) as connection:
-            try:
-                connection.sendall(data)
-            except ConnectionError:
-                pass  # refused before all was sent
-            return int(connection.recv(65536).split()[1])
-
-    def check_alive(self) -> None:
-        status, data = self.post(RAW, {"prompt": "hi"})
-        assert status == 200 and json.loads(data)["choices"][0]["text"] == "Fine."
-
-    def close(self) -> None:
-        self._process.communicate()
-        assert self._process.returncode == 0
+def check_alive(process: ServerProcess) -> None:
+    status, data = process.post(RAW, {"prompt": "hi"})
+    assert status == 200 and json.loads(data)["choices"][0]["text"] == "Fine."
 
 
 @pytest.fixture(scope="module")
-def process() -> Iterator[Process]:
-    process = Process()
-    process.check_alive()
+def process() -> Iterator[ServerProcess]:
+    process = ServerProcess()
+    check_alive(process)
     yield process
-    process.check_alive()
+    check_alive(process)
     process.close()
 
 
@@ -99,7 +59,7 @@ def packed(coding: str, size: int) -> bytes:
     return b"".join([*(packer.compress(piece) for _ in range(size // MIB)), packer.flush()])
 
 
-def test_bombs_are_refused_in_bounded_memory(process: Process) -> None:
+def test_bombs_are_refused_in_bounded_memory(process: ServerProcess) -> None:
     """The server's peak grows by the limit on bodies and the copy of a growing array at most, for all of them."""
     bombs = [(coding, packed(coding, 64 * MIB)) for coding in ("br", "deflate", "gzip", "zstd")]
     bombs.append(("zstd", zstd.compress(b"a" * (512 * MIB))))
@@ -114,10 +74,10 @@ def test_bombs_are_refused_in_bounded_memory(process: Process) -> None:
             assert status == 413 and len(data) < 4096, (path, coding)
             assert json.loads(data)["error"]["type"] == "request_too_large"
     assert process.peak_bytes() - before < 2 * BODY_LIMIT
-    process.check_alive()
+    check_alive(process)
 
 
-def test_deep_and_wide_json_is_refused_in_bounded_memory(process: Process) -> None:
+def test_deep_and_wide_json_is_refused_in_bounded_memory(process: ServerProcess) -> None:
     before = process.peak_bytes()
     deep = b"[" * (10 * MIB)
     good: dict[str, dict[str, Any]] = {
@@ -142,10 +102,10 @@ def test_deep_and_wide_json_is_refused_in_bounded_memory(process: Process) -> No
         assert status == 400 and len(data) < 4096, data
     assert process.post(CHAT, good[CHAT] | {"n": 10**9})[0] == 400
     assert process.peak_bytes() - before < 8 * BODY_LIMIT
-    process.check_alive()
+    check_alive(process)
 
 
-def test_heads_are_bounded(process: Process) -> None:
+def test_heads_are_bounded(process: ServerProcess) -> None:
     before = process.peak_bytes()
     start = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
     for head in (
@@ -157,10 +117,10 @@ def test_heads_are_bounded(process: Process) -> None:
     ):
         assert process.send(head) == 400
     assert process.peak_bytes() - before < BODY_LIMIT
-    process.check_alive()
+    check_alive(process)
 
 
-def test_chunks_of_one_byte_are_cheap(process: Process) -> None:
+def test_chunks_of_one_byte_are_cheap(process: ServerProcess) -> None:
     """A chunk costs six bytes on the wire and no more memory than its byte's place."""
     body = json.dumps({"prompt": "hi"}).encode() + b" " * 200_000
     before = process.peak_bytes()
@@ -271,11 +231,11 @@ def test_a_connection_serves_many_requests() -> None:
         ("GET /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket", 405),
     ],
 )
-def test_heads(process: Process, start: str, status: int) -> None:
+def test_heads(process: ServerProcess, start: str, status: int) -> None:
     assert process.send(start.encode() + b"\r\n\r\n") == status
 
 
-def test_a_client_that_would_rather_speak_http2_is_answered(process: Process) -> None:
+def test_a_client_that_would_rather_speak_http2_is_answered(process: ServerProcess) -> None:
     """Java's client asks so with its first request."""
     body = b'{"prompt": "hi"}'
     head = (
