@@ -7,6 +7,8 @@ each choice.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import cached_property
 from typing import Any, Literal
 
 import msgspec
@@ -15,6 +17,33 @@ from flare.errors import RequestError
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 Cause = Literal["stop_token", "stop_sequence", "max_tokens", "context_full", "cancelled"]
+
+MAX_TOOL_NAME = 128
+"""Characters of a tool's name. Any printable name is taken: the narrower alphabets are those of other servers."""
+
+MAX_ARGUMENTS_BYTES = 8 << 20
+"""UTF-8 bytes of one call's arguments, whether a client sends them back or the model writes them."""
+
+MAX_NESTING = 64
+"""Arrays and objects inside each other, in a tool's parameters and in a call's arguments."""
+
+
+def qualified(namespace: str | None, name: str) -> str:
+    """Returns the name by which the model knows a tool."""
+    return name if namespace is None else f"{namespace}__{name}"
+
+
+def name_fault(name: str) -> str | None:
+    """Returns what is wrong with the name of a tool or of a called one, None where nothing is.
+
+    The same holds for tools that are offered, for calls in histories and for calls that a model makes: what goes out can
+    come back.
+    """
+    if not name:
+        return "it is empty"
+    if len(name) > MAX_TOOL_NAME:
+        return f"it has {len(name)} characters, the limit is {MAX_TOOL_NAME}"
+    return None if name.isprintable() else "it holds characters that cannot be printed"
 
 
 class ToolCall(msgspec.Struct, frozen=True):
@@ -52,7 +81,7 @@ class Tool(msgspec.Struct, frozen=True):
     custom: bool = False
 
 
-class Tools(msgspec.Struct, frozen=True):
+class Tools(msgspec.Struct, frozen=True, dict=True):
     """The tools of a request. `choice` "named" goes with the one tool `name`; `parallel` allows several calls."""
 
     offered: tuple[Tool, ...] = ()
@@ -60,6 +89,11 @@ class Tools(msgspec.Struct, frozen=True):
     name: str | None = None
     namespace: str | None = None
     parallel: bool = True
+
+    @cached_property
+    def declared(self) -> Mapping[str, Tool]:
+        """The offered tools by the names that the model knows; made once, however many choices read it."""
+        return {qualified(tool.namespace, tool.name): tool for tool in self.offered}
 
 
 class Thinking(msgspec.Struct, frozen=True):
@@ -117,8 +151,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that generation needs to know.
 
     Choices are numbered prompt by prompt: choice = prompt index * n + index. `max_tokens` counts generated tokens;
-    `max_tokens_field`, `stop_field` and `prompt_field` are the client's names for them, for error texts. `observe` asks
-    for `Observed` events.
+    `max_tokens_field` and `prompt_field` are the client's names for them, for error texts. `observe` asks for `Observed`
+    events.
     """
 
     prompts: list[Conversation] | list[RawPrompt]
@@ -128,7 +162,6 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens: int | None = None
     max_tokens_field: str = "max_tokens"
     stop: tuple[str, ...] = ()
-    stop_field: str = "stop"
     stop_token_ids: frozenset[int] = frozenset()
     ignore_eos: bool = False
     observe: bool = False

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
-from flare.conversation import Message, Tool, ToolCall, Tools
+from flare.conversation import Message, Tool, ToolCall, Tools, qualified
 from flare.errors import RequestError
-from flare.output.rules import qualified
 
 CUSTOM_PARAMETERS: dict[str, Any] = {
     "type": "object",
@@ -70,14 +70,11 @@ def _instruct(rendered: list[dict[str, Any]], default_system: str | None) -> Non
 
 def check_tools(tools: Tools) -> None:
     """Raises RequestError for tools that the model could not tell apart, and for a choice that no tool satisfies."""
-    names: set[str] = set()
-    for tool in tools.offered:
-        name = qualified(tool.namespace, tool.name)
-        if name in names:
-            text = f"tools: the model would know two tools as {name[:100]!r}; rename one of them or its namespace"
-            raise RequestError(text, param="tools")
-        names.add(name)
-    if tools.choice == "required" and not names:
+    if len(tools.declared) < len(tools.offered):
+        ((name, _),) = Counter(qualified(tool.namespace, tool.name) for tool in tools.offered).most_common(1)
+        text = f"tools: the model would know two tools as {name[:100]!r}; rename one of them or its namespace"
+        raise RequestError(text, param="tools")
+    if tools.choice == "required" and not tools.offered:
         raise RequestError("tool_choice: a call is required, and no tool is offered; fill tools", param="tool_choice")
     if tools.choice == "named" and not _selected(tools):
         name = qualified(tools.namespace, tools.name or "")

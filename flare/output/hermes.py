@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+from flare.conversation import MAX_ARGUMENTS_BYTES, MAX_NESTING
 from flare.output.interface import OutputError
-from flare.output.json_objects import MAX_ARGUMENTS, MAX_DEPTH, ObjectReader, call_arguments, canonical, read_object
+from flare.output.json_objects import ObjectReader, call_arguments, canonical, read_object
 
 OPENER, CLOSER = "<tool_call>", "</tool_call>"
 
-MAX_OBJECT = 2 * MAX_ARGUMENTS
+MAX_OBJECT = 2 * MAX_ARGUMENTS_BYTES
 """Most bytes of a call as it is written: arguments within a string take more room than by themselves."""
 
 _SPACE = " \t\n\r"
@@ -72,7 +73,7 @@ class HermesReader:
                 return "done", at + 1
             if seen in _HEADS:
                 self._parts.append(data[begin : at + 1])
-                self._object = ObjectReader(limit=MAX_OBJECT, max_depth=MAX_DEPTH + 1)
+                self._object = ObjectReader(limit=MAX_OBJECT, max_depth=MAX_NESTING + 1)
                 self._object.feed(self.held[self.certain :], 0)
                 return "begun", at + 1
         self._parts.append(data[begin:])

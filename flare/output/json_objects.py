@@ -11,13 +11,8 @@ from typing import Any
 
 import msgspec
 
+from flare.conversation import MAX_ARGUMENTS_BYTES, MAX_NESTING
 from flare.output.interface import OutputError
-
-MAX_ARGUMENTS = 8 << 20
-"""Most bytes of UTF-8 of a call's arguments."""
-
-MAX_DEPTH = 64
-"""Most arrays and objects within each other in a call's arguments, as in those that a client sends back."""
 
 _OUTSIDE = re.compile(r"[^ \t\n\r0-9A-Za-z+\-.,:]")  # what can open or close something, and what is no JSON at all
 _INSIDE = re.compile(r'["\\\x00-\x1f]')
@@ -83,7 +78,7 @@ class ObjectReader:
         elif char in "{[":
             self._depth += 1
             if self._depth > self._max_depth:
-                raise OutputError(f"the model wrote a tool call whose arguments nest deeper than {MAX_DEPTH} levels")
+                raise OutputError(f"the model wrote a tool call whose arguments nest deeper than {MAX_NESTING} levels")
         elif char in "]}" and self._depth:
             self._depth -= 1
             self.complete = self._depth == 0
@@ -124,7 +119,7 @@ def call_arguments(value: Any) -> str:
     if value is None:
         return "{}"
     if isinstance(value, str):
-        reader = ObjectReader(limit=MAX_ARGUMENTS, max_depth=MAX_DEPTH)
+        reader = ObjectReader(limit=MAX_ARGUMENTS_BYTES, max_depth=MAX_NESTING)
         if value[reader.feed(value, 0) :].strip(" \t\n\r") or not reader.complete:
             raise malformed()
         value = read_object(reader.text)
@@ -133,8 +128,8 @@ def call_arguments(value: Any) -> str:
     if "" in value:
         raise OutputError("the model wrote a tool call that has an argument without a name")
     text = canonical(value)
-    if len(text.encode()) > MAX_ARGUMENTS:
-        raise OutputError(f"the model wrote a tool call whose arguments have more than {MAX_ARGUMENTS} bytes")
+    if len(text.encode()) > MAX_ARGUMENTS_BYTES:
+        raise OutputError(f"the model wrote a tool call whose arguments have more than {MAX_ARGUMENTS_BYTES} bytes")
     return text
 
 

@@ -4,28 +4,19 @@ from __future__ import annotations
 
 import msgspec
 
-from flare.conversation import Tool, ToolCall, Tools
+from flare.conversation import Tool, ToolCall, Tools, name_fault, qualified
 from flare.output.interface import OutputError
-
-MAX_NAME = 128
-"""Most characters of the name of a tool that was not declared; clients could not send back a longer one."""
-
-
-def qualified(namespace: str | None, name: str) -> str:
-    """Returns the name by which the model knows a tool."""
-    return name if namespace is None else f"{namespace}__{name}"
 
 
 class Rules:
     """The calls of one choice. `shows_text`: answer text beside calls belongs to the answer."""
 
-    __slots__ = ("_begun", "_completed", "_declared", "_prefix", "_selected", "_tools", "shows_text")
+    __slots__ = ("_begun", "_completed", "_prefix", "_selected", "_tools", "shows_text")
 
     def __init__(self, tools: Tools, prefix: str) -> None:
         """`prefix` begins every call's id."""
         self._tools = tools
         self._prefix = prefix
-        self._declared = {qualified(tool.namespace, tool.name): tool for tool in tools.offered}
         self._selected = qualified(tools.namespace, tools.name or "") if tools.choice == "named" else None
         self._begun = 0
         self._completed = 0
@@ -42,11 +33,10 @@ class Rules:
         if self._selected is not None and name != self._selected:
             raise OutputError(f"the model called {name[:80]!r}, and the request selected {self._selected[:80]!r}")
         id = f"{self._prefix}_{self._begun}"
-        tool = self._declared.get(name)
+        tool = self._tools.declared.get(name)
         if tool is None:
-            if len(name) > MAX_NAME:
-                text = f"the model called a tool by a name of {len(name)} characters, the limit is {MAX_NAME}"
-                raise OutputError(text)
+            if fault := name_fault(name):
+                raise OutputError(f"the model called a tool by a name that could not be sent back: {fault}")
             return ToolCall(id, name, arguments)
         self._completed += 1
         if tool.custom:

@@ -11,7 +11,7 @@ from flare.errors import RequestError
 from flare.protocols.chat_tools import no_tools
 from flare.protocols.decoding import shown
 from flare.protocols.fields import refuse_unbuilt
-from flare.protocols.tools import check_arguments
+from flare.protocols.tools import check_arguments, check_tool_name
 from flare.served import ServedModel
 
 
@@ -118,10 +118,9 @@ def _call(call: MadeCall, path: str) -> ToolCall:
         raise RequestError(text, param=f"{path}.type", code="unsupported_parameter")
     if call.function is None:
         raise RequestError(f"{path}.function: this field is required", param=f"{path}.function")
-    if not call.function.name:
-        raise RequestError(f"{path}.function.name: a call needs a name", param=f"{path}.function.name")
+    name = check_tool_name(call.function.name, f"{path}.function.name")
     arguments = check_arguments(call.function.arguments, f"{path}.function.arguments")
-    return ToolCall(call.id, call.function.name, arguments)
+    return ToolCall(call.id, name, arguments)
 
 
 def _text(message: ChatMessage, path: str) -> str:

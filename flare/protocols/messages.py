@@ -74,9 +74,6 @@ class CountTokens:
     def encode(self, prompt_tokens: int) -> bytes:
         return encode_json({"input_tokens": prompt_tokens})
 
-    def error(self, error: RequestError) -> dict[str, Any]:
-        return message_error(error)
-
 
 def _generation(request: CountRequest, model: ServedModel, max_tokens: int) -> GenerationRequest:
     refuse_unbuilt(request, UNBUILT)
@@ -92,7 +89,6 @@ def _generation(request: CountRequest, model: ServedModel, max_tokens: int) -> G
         sampling=sampling_request(request),
         max_tokens=max_tokens,
         stop=stops,
-        stop_field="stop_sequences",
         stop_token_ids=checked_stop_tokens(request, model.vocabulary, "stop_sequences" if stops else None),
         ignore_eos=request.ignore_eos or False,
     )

@@ -59,7 +59,7 @@ def decode_conversation(request: CountRequest, model: ServedModel) -> Conversati
         thinking=asked_thinking(request.thinking, output.effort if output else None, model),
         continue_final=last.role == "assistant",
         tools=tools,
-        boundaries=tuple(history.boundaries[:MAX_BOUNDARIES]),
+        boundaries=tuple(history.boundaries),
     )
 
 
@@ -106,15 +106,18 @@ class _History:
         """Adds a user's texts and the results between them as messages, in order."""
         before = len(self.messages)
         texts: list[str] = []
+        length = 0
         for index, block in enumerate(blocks):
             where = f"{path}.content[{index}]"
             if isinstance(block, TextBlock):
-                texts.append(block.text)
+                if block.text:
+                    length += len(block.text) + (len(SEPARATOR) if texts else 0)
+                    texts.append(block.text)
                 if block.cache_control is not None:
-                    self._mark(len(self.messages), _joined(texts))
+                    self._mark(len(self.messages), length)
             elif isinstance(block, ToolResultBlock):
                 self._say(texts)
-                texts = []
+                texts, length = [], 0
                 self._result(block, where)
             else:
                 raise _misplaced(block, where, "a user's message")
@@ -134,7 +137,7 @@ class _History:
             text = f"<error>\n{text}\n</error>"
         id = block.tool_use_id
         if block.cache_control is not None:
-            self._mark(len(self.messages), text)
+            self._mark(len(self.messages), len(text))
         self.messages.append(Message("tool", text, call_id=id, name=self._called.get(id)))
 
     def _assistant(self, blocks: list[Block], path: str) -> None:
@@ -158,10 +161,10 @@ class _History:
                 raise _misplaced(block, where, "an assistant's message")
         self.messages.append(Message("assistant", _joined(texts), _joined(reasoning) or None, tuple(calls)))
 
-    def _mark(self, message: int, text: str) -> None:
-        """Keeps the end of `text`, which begins a message, as a place that later requests share."""
-        if text:
-            self.boundaries.append(Boundary(message, len(text)))
+    def _mark(self, message: int, characters: int) -> None:
+        """Keeps a place that later requests share, `characters` into a message; so many of them as are passed on."""
+        if characters and len(self.boundaries) < MAX_BOUNDARIES:
+            self.boundaries.append(Boundary(message, characters))
 
     def _need_tools(self, block: Block, path: str) -> None:
         if not self._takes_tools:

@@ -6,9 +6,8 @@ from typing import Any
 
 import msgspec
 
-from flare.conversation import Conversation, Message, Role, Thinking, ToolCall
+from flare.conversation import Conversation, Message, Role, Thinking, ToolCall, qualified
 from flare.errors import RequestError
-from flare.output.rules import qualified
 from flare.protocols.chat_tools import no_tools
 from flare.protocols.decoding import shown
 from flare.protocols.fields import refuse_unbuilt, unsupported

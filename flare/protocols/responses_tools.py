@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from flare.conversation import Tool, Tools
+from flare.conversation import Tool, Tools, qualified
 from flare.errors import RequestError
-from flare.output.rules import qualified
 from flare.protocols.chat_tools import MODES, no_tools
 from flare.protocols.decoding import shown
 from flare.protocols.fields import refuse_unbuilt, unsupported

@@ -7,30 +7,16 @@ from typing import Any
 
 import msgspec
 
-from flare.conversation import Tool
+from flare.conversation import MAX_ARGUMENTS_BYTES, MAX_NESTING, Tool, name_fault
 from flare.errors import RequestError
 from flare.protocols.decoding import shown
 from flare.served import ServedModel
 
-MAX_TOOL_NAME = 128
-"""Characters of a tool's name. Any printable name is taken: the narrower alphabets are those of other servers."""
-
-MAX_ARGUMENTS_BYTES = 8 * 1024 * 1024
-"""UTF-8 bytes of one call's arguments."""
-
-MAX_NESTING = 64
-"""Arrays and objects inside each other, in a tool's parameters and in a call's arguments."""
-
 
 def check_tool_name(name: str, path: str) -> str:
-    """Returns the name. Raises RequestError for an empty or long one, and for characters that cannot be shown."""
-    if not name:
-        raise RequestError(f"{path}: a tool needs a name", param=path)
-    if len(name) > MAX_TOOL_NAME:
-        text = f"{path}: {shown(name)!r} has {len(name)} characters, the limit is {MAX_TOOL_NAME}"
-        raise RequestError(text, param=path)
-    if not name.isprintable():
-        raise RequestError(f"{path}: {shown(name)!r} holds characters that cannot be printed", param=path)
+    """Returns the name of a tool, or of a call in a history. Raises RequestError for one that `name_fault` finds bad."""
+    if fault := name_fault(name):
+        raise RequestError(f"{path}: {shown(name)!r} is no name of a tool: {fault}; rename the tool", param=path)
     return name
 
 

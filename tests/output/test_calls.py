@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flare.conversation import MAX_ARGUMENTS_BYTES, MAX_NESTING
 from flare.output import OutputError
-from flare.output.json_objects import MAX_ARGUMENTS, MAX_DEPTH, ObjectReader, call_arguments, read_object
+from flare.output.json_objects import ObjectReader, call_arguments, read_object
 from tests.output.feeding import call, feed, same_for_all_splits
 
 
@@ -87,8 +88,8 @@ def test_arguments_may_come_first_or_not_at_all() -> None:
         '"{\\"a\\": "',
         '"\\"{}\\""',
         "",
-        '{"a": ' + "[" * MAX_DEPTH + "]" * MAX_DEPTH + "}",
-        json.dumps('{"a": ' + "[" * MAX_DEPTH + "]" * MAX_DEPTH + "}"),
+        '{"a": ' + "[" * MAX_NESTING + "]" * MAX_NESTING + "}",
+        json.dumps('{"a": ' + "[" * MAX_NESTING + "]" * MAX_NESTING + "}"),
         json.dumps('{"a": ' + "[" * 100_000),
     ],
 )
@@ -123,16 +124,16 @@ def test_envelopes_that_are_no_call(envelope: str) -> None:
 
 
 def test_the_bounds_of_arguments() -> None:
-    nested = "[" * (MAX_DEPTH - 1) + "]" * (MAX_DEPTH - 1)
+    nested = "[" * (MAX_NESTING - 1) + "]" * (MAX_NESTING - 1)
     assert arguments_of(f'{{"a":{nested}}}') == arguments_of(json.dumps(f'{{"a":{nested}}}')) == f'{{"a":{nested}}}'
-    most = '{"a":"' + "ü" * ((MAX_ARGUMENTS - 8) // 2) + '"}'
-    assert len(most.encode()) == MAX_ARGUMENTS
+    most = '{"a":"' + "ü" * ((MAX_ARGUMENTS_BYTES - 8) // 2) + '"}'
+    assert len(most.encode()) == MAX_ARGUMENTS_BYTES
     for written in (most, json.dumps(most, ensure_ascii=False)):
         (found,) = feed(call("weather", written)).calls
         assert found.arguments == most
     for written in (most.replace("ü", "üx", 1), json.dumps(most.replace("ü", "üx", 1), ensure_ascii=False)):
         found = feed(call("weather", written))
-        assert found.error is not None and str(MAX_ARGUMENTS) in found.error
+        assert found.error is not None and str(MAX_ARGUMENTS_BYTES) in found.error
 
 
 def test_an_endless_call_is_given_up_while_it_is_read() -> None:
@@ -155,7 +156,7 @@ OBJECTS = st.dictionaries(st.text(min_size=1), VALUES, max_size=3)
 def test_any_object_comes_back_the_same(value: dict[str, Any], ascii: bool, indent: int | None, string: bool) -> None:
     """Python's own encoder and decoder are the judges: values, and the order of members."""
     written = json.dumps(value, ensure_ascii=ascii, indent=indent)
-    reader = ObjectReader(limit=MAX_ARGUMENTS, max_depth=MAX_DEPTH)
+    reader = ObjectReader(limit=MAX_ARGUMENTS_BYTES, max_depth=MAX_NESTING)
     assert reader.feed(written + "]", 0) == len(written) and reader.complete and reader.text == written
     passed_on = call_arguments(written if string else read_object(written))
     decoded = json.loads(passed_on)

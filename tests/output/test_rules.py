@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from flare.conversation import Tool, Tools
-from flare.output.rules import MAX_NAME
+from flare.conversation import MAX_TOOL_NAME, Tool, Tools
 from tests.output.feeding import call, feed, same_for_all_splits
 
 OFFERED = (Tool("weather"), Tool("clock"))
@@ -22,10 +21,18 @@ def choosing(choice: Any, name: str | None = None, **more: Any) -> Tools:
 def test_undeclared_calls_are_returned_as_generated() -> None:
     found = same_for_all_splits(call("remove") + call(), tools=choosing("auto"))
     assert found.parts == [("call", "remove", '{"city":"Oslo"}'), OSLO] and found.error is None
-    assert feed(call("r" * MAX_NAME)).error is None and feed(call("r" * (MAX_NAME + 1))).error is not None
-    long = Tools((Tool("t" * MAX_NAME, namespace="n" * MAX_NAME),))
-    (made,) = feed(call("n" * MAX_NAME + "__" + "t" * MAX_NAME), tools=long).calls
-    assert (made.namespace, made.name) == ("n" * MAX_NAME, "t" * MAX_NAME)
+    assert feed(call("r" * MAX_TOOL_NAME)).error is None and feed(call("r" * (MAX_TOOL_NAME + 1))).error is not None
+    long = Tools((Tool("t" * MAX_TOOL_NAME, namespace="n" * MAX_TOOL_NAME),))
+    (made,) = feed(call("n" * MAX_TOOL_NAME + "__" + "t" * MAX_TOOL_NAME), tools=long).calls
+    assert (made.namespace, made.name) == ("n" * MAX_TOOL_NAME, "t" * MAX_TOOL_NAME)
+    unprintable = feed(call("a\\nb"))
+    assert unprintable.parts == [] and unprintable.error is not None and "cannot be printed" in unprintable.error
+
+
+def test_choices_share_the_names_of_the_tools() -> None:
+    """128 choices of a request with many tools must not hold 128 tables of them."""
+    tools = choosing("auto")
+    assert tools.declared is tools.declared and list(tools.declared) == ["weather", "clock"]
 
 
 @pytest.mark.parametrize("natural", [True, False])

@@ -10,11 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flare.conversation import Message, Tool, ToolCall, Tools
+from flare.conversation import (
+    MAX_ARGUMENTS_BYTES,
+    MAX_NESTING,
+    MAX_TOOL_NAME,
+    Message,
+    Tool,
+    ToolCall,
+    Tools,
+)
 from flare.errors import RequestError
 from flare.output import OutputSyntax
 from flare.protocols.chat import ChatCompletions
-from flare.protocols.tools import MAX_ARGUMENTS_BYTES, MAX_NESTING, MAX_TOOL_NAME
 from flare.served import ServedModel
 from tests.support.live_server import make_model
 
@@ -233,6 +240,8 @@ def test_arguments_stay_as_they_were_sent(arguments: dict[str, Any]) -> None:
         (assistant(call("null")), "tool_calls[0].function.arguments"),
         (assistant(call({})), "tool_calls[0].function.arguments"),
         (assistant(call("{}", "")), "tool_calls[0].function.name"),
+        (assistant(call("{}", "a" * (MAX_TOOL_NAME + 1))), "tool_calls[0].function.name"),
+        (assistant(call("{}", "a\nb")), "tool_calls[0].function.name"),
         (assistant({"id": "a"}), "tool_calls[0].function"),
         (assistant({"type": "function", "function": {}}), "tool_calls[0].function.name"),
         (assistant({"function": {"name": "a", "arguments": "{}"}}), "tool_calls[0].id"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -200,6 +201,18 @@ def test_only_a_users_blocks_hold_boundaries_and_only_four_of_them() -> None:
     assert said.boundaries == (Boundary(1, 2), Boundary(3, 2), Boundary(4, 1), Boundary(4, 5))
 
 
+def test_many_marked_blocks_cost_what_unmarked_ones_do() -> None:
+    blocks = [text("x" * 200) for _ in range(60_000)]
+    body = json.dumps({"max_tokens": 5, "messages": [{"role": "user", "content": blocks}]}).encode()
+    marked = body.replace(b'"type": "text"', b'"type": "text", "cache_control": {"type": "ephemeral"}')
+    started = time.process_time()
+    (plain,) = Messages().decode(body, MODEL).generation.prompts
+    between = time.process_time()
+    (hinted,) = Messages().decode(marked, MODEL).generation.prompts
+    assert time.process_time() - between < 10 * (between - started)
+    assert hinted.messages == plain.messages and len(hinted.boundaries) == 4
+
+
 def test_a_last_assistant_message_is_continued() -> None:
     said = conversation(USER, {"role": "assistant", "content": "The answer is"})
     assert said.continue_final and said.messages[-1] == Message("assistant", "The answer is")
@@ -304,7 +317,7 @@ def test_budgets_choose_between_low_high_and_max() -> None:
 
 def test_what_concerns_the_answer() -> None:
     asked = decode(max_tokens=7, temperature=0.5, top_k=3, top_p=0.9, seed=1, stop_sequences=["a", "b"], stream=True)
-    assert (asked.max_tokens, asked.stop, asked.stop_field, asked.n) == (7, ("a", "b"), "stop_sequences", 1)
+    assert (asked.max_tokens, asked.stop, asked.n) == (7, ("a", "b"), 1)
     assert (asked.sampling.temperature, asked.sampling.top_k, asked.sampling.top_p, asked.sampling.seed) == (
         0.5,
         3,
