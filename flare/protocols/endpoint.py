@@ -22,6 +22,7 @@ from flare.conversation import (
     ToolCall,
 )
 from flare.errors import RequestError
+from flare.output import Piece
 from flare.served import ServedModel
 
 encode_json = msgspec.json.Encoder().encode
@@ -105,18 +106,10 @@ class GenerationEndpoint(Protocol):
     def error(self, error: RequestError) -> dict[str, Any]: ...
 
 
-class Block(NamedTuple):
-    """A part of an answer: `text` of the first two kinds, `call` of the third."""
-
-    kind: Literal["text", "reasoning", "call"]
-    text: str = ""
-    call: ToolCall | None = None
-
-
 class Outcome(NamedTuple):
     """One complete choice. `ids` and `times` (monotonic seconds, one a token) are empty unless they were asked for."""
 
-    blocks: list[Block]
+    blocks: list[Piece]
     end: Finished
     ids: list[int]
     times: list[float]
@@ -159,7 +152,7 @@ class _Gathered:
     def outcome(self) -> Outcome:
         assert self.end is not None, "the answer is not complete"
         blocks = [
-            Block(block[0], "".join(block[1])) if isinstance(block, tuple) else Block("call", call=block)
+            Piece(block[0], "".join(block[1])) if isinstance(block, tuple) else Piece("call", call=block)
             for block in self.blocks
         ]
         return Outcome(blocks, self.end, self.ids, self.times)

@@ -8,8 +8,9 @@ import msgspec
 
 from flare.conversation import Called, Event, Failed, Finished, Reasoning, Text, ToolCall
 from flare.errors import RequestError
+from flare.output import Piece
 from flare.protocols.encoding import context_object, timings_object
-from flare.protocols.endpoint import Block, Outcome, Response, encode_json
+from flare.protocols.endpoint import Outcome, Response, encode_json
 from flare.protocols.messages_thinking import Marker
 
 STOP = b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
@@ -48,7 +49,7 @@ def _head(response: Response) -> dict[str, Any]:
     return {"id": response.id, "type": "message", "role": "assistant", "model": response.model.id}
 
 
-def _content_block(block: Block) -> dict[str, Any]:
+def _content_block(block: Piece) -> dict[str, Any]:
     if block.kind == "text":
         return {"type": "text", "text": block.text, "citations": None}
     if block.kind == "reasoning":

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from flare import __version__
 from flare.protocols.endpoint import encode_json
-from flare.protocols.openapi_answers import ANSWERS, ref
+from flare.protocols.openapi_answers import ANSWERS
 from flare.protocols.openapi_requests import CHAT, COMPLETION, MESSAGES, RESPONSES, SHOW, request_schemas
+from flare.protocols.schemas import TEXT, Schema, any_of, ref, words
 from flare.protocols.versions import API_VERSIONS, HEADER
 from flare.served import ServedModel
-
-Schema = dict[str, Any]
 
 INFO = (
     "One language model behind the OpenAI, Anthropic and Ollama (discovery) protocols. The loaded model answers whatever "
@@ -62,20 +60,20 @@ VERSION: Schema = {
     "name": HEADER,
     "in": "header",
     "required": True,
-    "schema": {"enum": list(API_VERSIONS)},
+    "schema": words(API_VERSIONS),
     "description": "The version of the Messages API.",
 }
 MODEL: Schema = {
     "name": "model",
     "in": "path",
     "required": True,
-    "schema": {"type": "string"},
+    "schema": TEXT,
     "description": "The checkpoint's name or an alias; slashes in it may stand as they are.",
 }
 FORMAT: Schema = {
     "name": "format",
     "in": "query",
-    "schema": {"enum": ["json", "prometheus"]},
+    "schema": words(["json", "prometheus"]),
     "description": "Goes before `Accept`; without either the answer is Prometheus text.",
 }
 
@@ -192,7 +190,7 @@ def _operation(route: Route) -> Schema:
     if route.events:
         content["text/event-stream"] = _stream(route)
     if route.text:
-        content["text/plain"] = {"schema": {"type": "string"}}
+        content["text/plain"] = {"schema": TEXT}
     responses: Schema = {"200": {"description": "The answer.", "content": content}}
     for status in route.statuses:
         # A missing key is told in OpenAI's form where the protocol has no word for it.
@@ -219,5 +217,5 @@ def _stream(route: Route) -> Schema:
     text = "Server-sent events, for requests with `stream: true`; the data of each is JSON after `x-event-schema`."
     if route.sentinel:
         text += " The last one is `data: [DONE]`, unless the answer failed."
-    events = {"anyOf": [ref(route.events), *error]} if error else ref(route.events)
+    events = any_of(ref(route.events), *error) if error else ref(route.events)
     return {"schema": {"type": "string", "description": text}, "x-event-schema": events}

@@ -2,47 +2,46 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import get_args
 
-Schema = dict[str, Any]
+from flare.conversation import Cause
+from flare.protocols.schemas import (
+    ANY,
+    COUNT,
+    MAYBE_TEXT,
+    NULL,
+    NUMBER,
+    OBJECT,
+    TEXT,
+    Schema,
+    any_of,
+    array_of,
+    members,
+    ref,
+    word,
+    words,
+)
 
-REF = "#/components/schemas/"
-TEXT: Schema = {"type": "string"}
-MAYBE_TEXT: Schema = {"type": ["string", "null"]}
-COUNT: Schema = {"type": "integer", "minimum": 0}
-NUMBER: Schema = {"type": "number", "minimum": 0}
 RATE: Schema = {"type": ["number", "null"], "minimum": 0}
-ANY: Schema = {}
-OBJECT: Schema = {"type": "object"}
-
-
-def ref(name: str) -> Schema:
-    return {"$ref": REF + name}
-
-
-def array_of(items: Schema) -> Schema:
-    return {"type": "array", "items": items}
-
-
-def words(*known: str) -> Schema:
-    return {"enum": list(known)}
-
-
-def members(required: dict[str, Schema], optional: dict[str, Schema] | None = None) -> Schema:
-    """An object with at least the required members."""
-    return {"type": "object", "properties": {**required, **(optional or {})}, "required": list(required)}
-
-
-CAUSES = words("stop_token", "stop_sequence", "max_tokens", "context_full", "cancelled")
-ENDS = {"finish_reason": words("stop", "length", "tool_calls"), "stop_reason": CAUSES}
-OBSERVED = {"token_ids": array_of(COUNT), "token_timestamps": array_of({"type": "number"})}
+CAUSES = words(get_args(Cause))
+ENDS = {"finish_reason": words(["stop", "length", "tool_calls"]), "stop_reason": CAUSES}
+OBSERVED = {"token_ids": array_of(COUNT), "token_timestamps": array_of(NUMBER)}
+MESSAGE_EVENTS = (
+    "message_start",
+    "content_block_start",
+    "content_block_delta",
+    "content_block_stop",
+    "message_delta",
+    "message_stop",
+    "error",
+)
 EXTRAS = {"flare_context": ref("FlareContext"), "timings": ref("Timings")}
 
 
 def _openai(object_name: str) -> dict[str, Schema]:
     return {
         "id": TEXT,
-        "object": words(object_name),
+        "object": word(object_name),
         "created": COUNT,
         "model": TEXT,
         "system_fingerprint": TEXT,
@@ -55,7 +54,7 @@ def _chunk(object_name: str, choice: dict[str, Schema]) -> Schema:
     item = members(
         {"index": COUNT, **choice, "finish_reason": end["finish_reason"]}, {"stop_reason": CAUSES, **OBSERVED}
     )
-    usage = {"anyOf": [ref("Usage"), {"type": "null"}]}
+    usage = any_of(ref("Usage"), NULL)
     return members({**_openai(object_name), "choices": array_of(item)}, {"usage": usage, **EXTRAS})
 
 
@@ -83,7 +82,7 @@ ANSWERS: dict[str, Schema] = {
         {"completion_tokens_details": members({"reasoning_tokens": COUNT})},
     ),
     "ToolCall": members(
-        {"id": TEXT, "type": words("function"), "function": members({"name": TEXT, "arguments": TEXT})},
+        {"id": TEXT, "type": word("function"), "function": members({"name": TEXT, "arguments": TEXT})},
     ),
     "ChatCompletion": members(
         {
@@ -93,7 +92,7 @@ ANSWERS: dict[str, Schema] = {
                     {
                         "index": COUNT,
                         "message": members(
-                            {"role": words("assistant"), "content": MAYBE_TEXT},
+                            {"role": word("assistant"), "content": MAYBE_TEXT},
                             {"reasoning_content": MAYBE_TEXT, "tool_calls": array_of(ref("ToolCall"))},
                         ),
                         **ENDS,
@@ -119,39 +118,27 @@ ANSWERS: dict[str, Schema] = {
     "Message": members(
         {
             "id": TEXT,
-            "type": words("message"),
-            "role": words("assistant"),
+            "type": word("message"),
+            "role": word("assistant"),
             "model": TEXT,
-            "content": array_of(members({"type": words("text", "thinking", "tool_use")})),
-            "stop_reason": words("end_turn", "max_tokens", "stop_sequence", "tool_use"),
+            "content": array_of(members({"type": words(["text", "thinking", "tool_use"])})),
+            "stop_reason": words(["end_turn", "max_tokens", "stop_sequence", "tool_use"]),
             "stop_sequence": MAYBE_TEXT,
             "usage": members({"input_tokens": COUNT, "output_tokens": COUNT, "cache_read_input_tokens": COUNT}),
             **EXTRAS,
         }
     ),
-    "MessageEvent": members(
-        {
-            "type": words(
-                "message_start",
-                "content_block_start",
-                "content_block_delta",
-                "content_block_stop",
-                "message_delta",
-                "message_stop",
-                "error",
-            )
-        }
-    ),
+    "MessageEvent": members({"type": words(MESSAGE_EVENTS)}),
     "InputTokens": members({"input_tokens": COUNT}),
     "Response": members(
         {
             "id": TEXT,
-            "object": words("response"),
+            "object": word("response"),
             "created_at": COUNT,
             "model": TEXT,
-            "status": words("completed", "incomplete"),
+            "status": words(["completed", "incomplete"]),
             "incomplete_details": ANY,
-            "output": array_of(members({"type": words("message", "reasoning", "function_call", "custom_tool_call")})),
+            "output": array_of(members({"type": words(["message", "reasoning", "function_call", "custom_tool_call"])})),
             "usage": members({"input_tokens": COUNT, "output_tokens": COUNT, "total_tokens": COUNT}),
             "stop_reason": CAUSES,
             **EXTRAS,
@@ -161,7 +148,7 @@ ANSWERS: dict[str, Schema] = {
     "Model": members(
         {
             "id": TEXT,
-            "object": words("model"),
+            "object": word("model"),
             "created": COUNT,
             "owned_by": TEXT,
             "root": TEXT,
@@ -172,7 +159,7 @@ ANSWERS: dict[str, Schema] = {
             "flare": OBJECT,
         }
     ),
-    "ModelList": members({"object": words("list"), "data": array_of(ref("Model"))}),
+    "ModelList": members({"object": word("list"), "data": array_of(ref("Model"))}),
     "ModelInfo": members(
         {
             "id": TEXT,
@@ -189,7 +176,7 @@ ANSWERS: dict[str, Schema] = {
     ),
     "Status": members(
         {
-            "status": words("ok", "stopping", "failed"),
+            "status": words(["ok", "stopping", "failed"]),
             "version": TEXT,
             "uptime_seconds": NUMBER,
             "model": OBJECT,
@@ -202,7 +189,7 @@ ANSWERS: dict[str, Schema] = {
             "cpu_fallback": OBJECT,
         }
     ),
-    "Health": members({"status": words("ok")}),
+    "Health": members({"status": word("ok")}),
     "Metrics": {"type": "object"},
     "Description": members({"openapi": TEXT, "info": OBJECT, "paths": OBJECT}),
     "OllamaTags": members(
@@ -217,7 +204,7 @@ ANSWERS: dict[str, Schema] = {
             )
         }
     ),
-    "MessagesError": members({"type": words("error"), "error": members({"type": TEXT, "message": TEXT})}),
+    "MessagesError": members({"type": word("error"), "error": members({"type": TEXT, "message": TEXT})}),
     "OllamaError": members({"error": TEXT}),
 }
 """Schemas by their names in the document."""

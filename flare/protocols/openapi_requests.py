@@ -6,7 +6,7 @@ against it, or parts of the body disagree.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,28 +16,11 @@ from flare.protocols import chat, chat_messages, chat_tools, completions, messag
 from flare.protocols import fields as shared
 from flare.protocols import responses_decoding as items
 from flare.protocols.ollama import ShowRequest
+from flare.protocols.schemas import MAYBE_TEXT, NULL, REF, SOME_TEXT, TEXT, Schema, any_of, array_of, ref, word, words
 from flare.protocols.thinking import SWITCH_WORDS
 from flare.served import VALID, ServedModel
 
-Schema = dict[str, Any]
-
-REF = "#/components/schemas/"
 NOT_SERVED = "Not served: only values that ask for nothing pass."
-TEXT: Schema = {"type": "string"}
-SOME_TEXT: Schema = {"type": "string", "minLength": 1}
-NULL: Schema = {"type": "null"}
-
-
-def any_of(*schemas: Schema) -> Schema:
-    return {"anyOf": list(schemas)}
-
-
-def words(known: Iterable[str], *, null: bool = False) -> Schema:
-    return {"enum": [*known, None] if null else list(known)}
-
-
-def array_of(schema: Schema, **bounds: int) -> Schema:
-    return {"type": "array", "items": schema, **bounds}
 
 
 def nullable_object(**properties: Schema) -> Schema:
@@ -47,16 +30,15 @@ def nullable_object(**properties: Schema) -> Schema:
 
 STOP = any_of(SOME_TEXT, array_of(SOME_TEXT, maxItems=shared.MAX_STOP_STRINGS), NULL)
 LIMIT: Schema = {"type": ["integer", "null"], "minimum": 1, "maximum": 2**31 - 1}
-LEVEL: Schema = {"type": ["string", "null"]}
 SWITCH: Schema = {"type": ["boolean", "null"]}
 MODES = words(chat_tools.MODES, null=True)
-FUNCTION = words(["function"])
-TEXT_FORMAT: Schema = {"type": ["object", "null"], "properties": {"type": words(["text"])}, "required": ["type"]}
+FUNCTION = word("function")
+TEXT_FORMAT: Schema = {"type": ["object", "null"], "properties": {"type": word("text")}, "required": ["type"]}
 
 THINKING: Mapping[str, Schema] = {
-    "reasoning_effort": LEVEL,
-    "thinking_level": LEVEL,
-    "reasoning": nullable_object(effort=LEVEL),
+    "reasoning_effort": MAYBE_TEXT,
+    "thinking_level": MAYBE_TEXT,
+    "reasoning": nullable_object(effort=MAYBE_TEXT),
     "enable_thinking": SWITCH,
     "thinking": any_of(
         SWITCH,
@@ -67,7 +49,7 @@ THINKING: Mapping[str, Schema] = {
             "additionalProperties": False,
         },
     ),
-    "chat_template_kwargs": nullable_object(reasoning_effort=LEVEL, enable_thinking=SWITCH),
+    "chat_template_kwargs": nullable_object(reasoning_effort=MAYBE_TEXT, enable_thinking=SWITCH),
 }
 
 
@@ -88,9 +70,6 @@ class Kind:
     narrow: Mapping[str, Mapping[str, Schema]] = field(default_factory=dict)
     required: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
-    def ref(self, name: str) -> Schema:
-        return {"$ref": REF + self.full(name)}
-
     def full(self, name: str) -> str:
         """Returns the name of a type in the document."""
         return name if name.startswith(self.name) else self.name + name
@@ -99,39 +78,39 @@ class Kind:
 def _response_parts() -> Mapping[str, Mapping[str, Schema]]:
     """What types say with `dict` in Responses, and decode one by one."""
 
-    def ref(name: str) -> Schema:
-        return {"$ref": f"{REF}Responses{name}"}
+    def own(name: str) -> Schema:
+        return ref(f"Responses{name}")
 
     def part(kinds: Sequence[str], said: str = "text") -> Schema:
         narrowed: Schema = {"properties": {"type": words(kinds), said: TEXT}, "required": ["type", said]}
-        return {"allOf": [ref("TextPart"), narrowed]}
+        return {"allOf": [own("TextPart"), narrowed]}
 
-    tools = any_of(ref("FunctionTool"), ref("CustomTool"))
+    tools = any_of(own("FunctionTool"), own("CustomTool"))
     given = (
-        ref("MessageItem"),
-        ref("ReasoningItem"),
-        ref("FunctionCallItem"),
-        ref("CustomCallItem"),
-        ref("OutputItem"),
+        own("MessageItem"),
+        own("ReasoningItem"),
+        own("FunctionCallItem"),
+        own("CustomCallItem"),
+        own("OutputItem"),
     )
     texts = any_of(TEXT, array_of(any_of(part(items.TEXT_PARTS), part(["refusal"], "refusal"))))
     thoughts = any_of(array_of(part(items.REASONING_PARTS)), NULL)
     return {
         "ResponsesRequest": {
             "input": any_of(TEXT, array_of(any_of(*given), minItems=1)),
-            "tools": any_of(array_of(any_of(tools, ref("NamespaceTool"))), NULL),
-            "tool_choice": any_of(MODES, ref("SelectedTool")),
+            "tools": any_of(array_of(any_of(tools, own("NamespaceTool"))), NULL),
+            "tool_choice": any_of(MODES, own("SelectedTool")),
             "stop": STOP,
         },
         "TextFields": {"format": TEXT_FORMAT},
-        "MessageItem": {"type": words(["message"]), "role": words(items.ROLES), "content": texts},
-        "ReasoningItem": {"type": words(["reasoning"]), "content": thoughts, "summary": thoughts},
-        "FunctionCallItem": {"type": words(["function_call"])},
-        "CustomCallItem": {"type": words(["custom_tool_call"])},
+        "MessageItem": {"type": word("message"), "role": words(items.ROLES), "content": texts},
+        "ReasoningItem": {"type": word("reasoning"), "content": thoughts, "summary": thoughts},
+        "FunctionCallItem": {"type": word("function_call")},
+        "CustomCallItem": {"type": word("custom_tool_call")},
         "OutputItem": {"type": words(["function_call_output", "custom_tool_call_output"]), "output": texts},
         "FunctionTool": {"type": FUNCTION, "async": {"enum": [None, False]}},
-        "CustomTool": {"type": words(["custom"]), "async": {"enum": [None, False]}, "format": TEXT_FORMAT},
-        "NamespaceTool": {"type": words(["namespace"]), "tools": array_of(tools)},
+        "CustomTool": {"type": word("custom"), "async": {"enum": [None, False]}, "format": TEXT_FORMAT},
+        "NamespaceTool": {"type": word("namespace"), "tools": array_of(tools)},
         "SelectedTool": {"type": words(["function", "custom"])},
     }
 
@@ -151,21 +130,21 @@ CHAT = Kind(
             "max_tokens": LIMIT,
             "max_completion_tokens": LIMIT,
             "stop": STOP,
-            "tool_choice": any_of(MODES, {"$ref": REF + "ChatToolChoice"}),
+            "tool_choice": any_of(MODES, ref("ChatToolChoice")),
         },
         "ChatMessage": {"role": words(chat_messages.ROLES)},
-        "ContentPart": {"type": words(["text"]), "text": TEXT},
+        "ContentPart": {"type": word("text"), "text": TEXT},
         "MadeCall": {
             "type": words(["function"], null=True),
             "custom": NULL,
-            "function": {"$ref": REF + "ChatCalledFunction"},
+            "function": ref("ChatCalledFunction"),
         },
-        "OfferedTool": {"type": FUNCTION, "custom": NULL, "function": {"$ref": REF + "ChatFunctionDefinition"}},
+        "OfferedTool": {"type": FUNCTION, "custom": NULL, "function": ref("ChatFunctionDefinition")},
         "ToolChoice": {
             "type": FUNCTION,
             "custom": NULL,
             "allowed_tools": NULL,
-            "function": {"$ref": REF + "ChatNamedFunction"},
+            "function": ref("ChatNamedFunction"),
         },
     },
     required={
@@ -284,7 +263,7 @@ def _renamed(value: Any, kind: Kind) -> Any:
     if not isinstance(value, dict):
         return value
     if "$ref" in value:
-        return {"$ref": REF + kind.full(value["$ref"].removeprefix(REF))}
+        return ref(kind.full(value["$ref"].removeprefix(REF)))
     if "discriminator" in value:
         names = value["discriminator"]["mapping"]
         mapping = {tag: REF + kind.full(target.removeprefix(REF)) for tag, target in names.items()}
