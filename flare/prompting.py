@@ -69,17 +69,11 @@ def _instruct(rendered: list[dict[str, Any]], default_system: str | None) -> Non
 
 
 def check_tools(tools: Tools) -> None:
-    """Raises RequestError for tools that the model could not tell apart, and for a choice that no tool satisfies."""
+    """Raises RequestError for tools that the model could not tell apart."""
     if len(tools.declared) < len(tools.offered):
         ((name, _),) = Counter(qualified(tool.namespace, tool.name) for tool in tools.offered).most_common(1)
         text = f"tools: the model would know two tools as {name[:100]!r}; rename one of them or its namespace"
         raise RequestError(text, param="tools")
-    if tools.choice == "required" and not tools.offered:
-        raise RequestError("tool_choice: a call is required, and no tool is offered; fill tools", param="tool_choice")
-    if tools.choice == "named" and not _selected(tools):
-        name = qualified(tools.namespace, tools.name or "")
-        text = f"tool_choice: {name[:100]!r} is not one of the offered tools; select one that tools declares"
-        raise RequestError(text, param="tool_choice")
 
 
 def template_tools(tools: Tools) -> list[dict[str, Any]] | None:

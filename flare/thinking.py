@@ -64,19 +64,19 @@ def selected_level(asked: Thinking, table: Mapping[str, Any]) -> Mapping[str, An
             return None
         field = asked.level_field if asked.level not in (None, "none") else asked.switch_field
         text = "this model's chat template has no thinking controls"
-        raise _refusal(field, text, ids, code="thinking_unsupported")
+        raise refusal(field, text, ids, code="thinking_unsupported")
     if asked.level is not None:
         return _named_level(asked, levels, ids)
     if asked.switch:
         thinking = [level for level in levels if _thinks(level)]
         if not thinking:
             text = "this model's chat template cannot think"
-            raise _refusal(asked.switch_field, text, ids, code="thinking_unsupported")
+            raise refusal(asked.switch_field, text, ids, code="thinking_unsupported")
         return next((level for level in thinking if level["default"]), thinking[0])
     level = next((level for level in levels if not _thinks(level)), None)
     if level is None and not asked.nearest:
         text = "this model's chat template cannot switch thinking off"
-        raise _refusal(asked.switch_field, text, ids, code="thinking_unsupported")
+        raise refusal(asked.switch_field, text, ids, code="thinking_unsupported")
     return level if level is not None else _nearest("none", levels)
 
 
@@ -87,10 +87,10 @@ def _named_level(asked: Thinking, levels: list[Mapping[str, Any]], ids: list[str
         level = _nearest(asked.level, levels)
     if level is None:
         text = f"{asked.level[:80]!r} is not defined by this model's chat template; levels: {', '.join(ids)}"
-        raise _refusal(asked.level_field, text, ids, code="unsupported_reasoning_effort")
+        raise refusal(asked.level_field, text, ids, code="unsupported_reasoning_effort")
     if asked.switch is not None and asked.switch != _thinks(level):
         text = f"{str(asked.switch).lower()} contradicts {asked.level_field} {asked.level!r}"
-        raise _refusal(asked.switch_field, text, ids, code="conflicting_thinking")
+        raise refusal(asked.switch_field, text, ids, code="conflicting_thinking")
     return level
 
 
@@ -109,9 +109,18 @@ def _nearest(name: str, levels: list[Mapping[str, Any]]) -> Mapping[str, Any] | 
     return min(named, key=lambda level: (abs(EFFORTS.index(level["id"]) - rank), -EFFORTS.index(level["id"])))
 
 
+def check_effort(effort: str, field: str, table: Mapping[str, Any]) -> None:
+    """Raises RequestError (unsupported_reasoning_effort) for an effort that is neither of EFFORTS nor a level of `table`."""
+    ids = [level["id"] for level in table["levels"]]
+    if effort not in EFFORTS and effort not in ids:
+        text = f"{effort[:80]!r} is not one of {', '.join(dict.fromkeys([*EFFORTS, *ids]))}"
+        raise refusal(field, text, ids, code="unsupported_reasoning_effort")
+
+
 def _thinks(level: Mapping[str, Any]) -> bool:
     return level["id"] != "none"
 
 
-def _refusal(field: str, text: str, ids: list[str], *, code: str) -> RequestError:
+def refusal(field: str, text: str, ids: list[str], *, code: str) -> RequestError:
+    """The refusal of a thinking field, which lists the levels that there are."""
     return RequestError(f"{field}: {text}", param=field, code=code, extra={"levels": ids})

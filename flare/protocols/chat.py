@@ -24,6 +24,7 @@ from flare.protocols.encoding import (
     total_usage,
 )
 from flare.protocols.endpoint import Collected, Decoded, Outcome, Response, encode_json
+from flare.protocols.refusals import no_template
 from flare.protocols.thinking import decode_thinking
 from flare.served import ServedModel
 
@@ -92,9 +93,9 @@ class ChatCompletions:
         request = decode_body(DECODER, body)
         shared.refuse_unbuilt(request, UNBUILT)
         if not model.has_template:
-            text = "messages: this core has no chat template; send the rendered text to /v1/completions"
-            raise RequestError(text, param="messages")
+            raise no_template("messages")
         limit, limit_field = shared.output_limit(request, least=1)
+        stops = shared.stop_strings(request.stop)
         conversation = Conversation(
             messages=[decode_message(message, f"messages[{i}]", model) for i, message in enumerate(request.messages)],
             thinking=decode_thinking(request, [level["id"] for level in model.thinking["levels"]]),
@@ -112,8 +113,8 @@ class ChatCompletions:
                 sampling=shared.sampling_request(request),
                 max_tokens=limit,
                 max_tokens_field=limit_field,
-                stop=shared.stop_strings(request),
-                stop_token_ids=shared.stop_tokens(request, model.vocabulary),
+                stop=stops,
+                stop_token_ids=shared.stop_tokens(request, model.vocabulary, stops),
                 ignore_eos=request.ignore_eos or False,
                 observe=bool(observations),
             ),

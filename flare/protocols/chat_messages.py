@@ -7,10 +7,8 @@ from typing import Any
 import msgspec
 
 from flare.conversation import Message, Role, ToolCall
-from flare.errors import RequestError
-from flare.protocols.chat_tools import no_tools
-from flare.protocols.decoding import shown
 from flare.protocols.fields import refuse_unbuilt
+from flare.protocols.refusals import foreign_type, misplaced, no_tools, not_one_of, required
 from flare.protocols.tools import check_arguments, check_tool_name
 from flare.served import ServedModel
 
@@ -83,17 +81,16 @@ def decode_message(message: ChatMessage, path: str, model: ServedModel) -> Messa
     """Returns the neutral message. Raises RequestError naming the field that cannot be taken."""
     role = ROLES.get(message.role)
     if role is None:
-        text = f"{path}.role: {shown(message.role)!r} is not one of {', '.join(ROLES)}"
-        raise RequestError(text, param=f"{path}.role")
+        raise not_one_of(f"{path}.role", message.role, ROLES)
     refuse_unbuilt(message, UNBUILT_MESSAGE, f"{path}.")
     if role == "tool" and not model.takes_tools:
         raise no_tools(f"{path}.role")
     if role != "assistant":
         for field in ASSISTANT_ONLY:
             if getattr(message, field):
-                raise _misplaced(f"{path}.{field}", "an assistant's")
+                raise misplaced(f"{path}.{field}", "an assistant's message")
     if role != "tool" and message.tool_call_id is not None:
-        raise _misplaced(f"{path}.tool_call_id", "a tool's")
+        raise misplaced(f"{path}.tool_call_id", "a tool's message")
     if role == "assistant":
         return _assistant(message, path, model)
     text = _text(message, path)
@@ -114,10 +111,9 @@ def _assistant(message: ChatMessage, path: str, model: ServedModel) -> Message:
 
 def _call(call: MadeCall, path: str) -> ToolCall:
     if call.type not in (None, "function") or call.custom is not None:
-        text = f"{path}.type: {shown(call.type or 'custom')!r} is not supported here; only 'function' is"
-        raise RequestError(text, param=f"{path}.type", code="unsupported_parameter")
+        raise foreign_type(f"{path}.type", call.type or "custom", "calls", ["function"])
     if call.function is None:
-        raise RequestError(f"{path}.function: this field is required", param=f"{path}.function")
+        raise required(f"{path}.function")
     name = check_tool_name(call.function.name, f"{path}.function.name")
     arguments = check_arguments(call.function.arguments, f"{path}.function.arguments")
     return ToolCall(call.id, name, arguments)
@@ -126,7 +122,7 @@ def _call(call: MadeCall, path: str) -> ToolCall:
 def _text(message: ChatMessage, path: str) -> str:
     """Returns a message's text; parts are joined with blank lines."""
     if message.content is None:
-        raise RequestError(f"{path}.content: this field is required", param=f"{path}.content")
+        raise required(f"{path}.content")
     if isinstance(message.content, str):
         return message.content
     return "\n\n".join([_part(part, f"{path}.content[{i}]") for i, part in enumerate(message.content)])
@@ -134,13 +130,8 @@ def _text(message: ChatMessage, path: str) -> str:
 
 def _part(part: ContentPart, path: str) -> str:
     if part.type != "text":
-        text = f"{path}.type: {shown(part.type)!r} parts are not supported by this model; only text is"
-        raise RequestError(text, param=f"{path}.type", code="unsupported_parameter")
+        raise foreign_type(f"{path}.type", part.type, "parts", ["text"])
     refuse_unbuilt(part, UNBUILT_PART, f"{path}.")
     if part.text is None:
-        raise RequestError(f"{path}.text: this field is required", param=f"{path}.text")
+        raise required(f"{path}.text")
     return part.text
-
-
-def _misplaced(param: str, whose: str) -> RequestError:
-    return RequestError(f"{param}: only {whose} message has it; leave it out", param=param)

@@ -65,6 +65,7 @@ class Completions:
             raise RequestError(f"best_of: {request.best_of} must equal n, {n}; choices are not ranked", param="best_of")
         decode_thinking(request, [level["id"] for level in model.thinking["levels"]])
         limit, limit_field = shared.output_limit(request, least=0)
+        stops = shared.stop_strings(request.stop)
         return shared.decoded(
             request,
             GenerationRequest(
@@ -74,8 +75,8 @@ class Completions:
                 sampling=shared.sampling_request(request),
                 max_tokens=limit,
                 max_tokens_field=limit_field,
-                stop=shared.stop_strings(request),
-                stop_token_ids=shared.stop_tokens(request, model.vocabulary),
+                stop=stops,
+                stop_token_ids=shared.stop_tokens(request, model.vocabulary, stops),
                 ignore_eos=request.ignore_eos or False,
                 observe=request.return_token_ids or False,
             ),

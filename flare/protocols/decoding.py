@@ -7,11 +7,9 @@ from typing import TypeVar
 import msgspec
 
 from flare.errors import RequestError
+from flare.protocols.refusals import required, shown, unknown_field
 
 T = TypeVar("T")
-
-SHOWN_CHARACTERS = 100
-"""The most that an error repeats of a name or value that a client sent."""
 
 KINDS = {
     "int": "an integer",
@@ -54,8 +52,8 @@ def invalid_field(complaint: str) -> RequestError:
         name = shown(text.split("`", 1)[1].removesuffix("`"))
         param = f"{param}.{name}" if param else name
         if text.startswith("Object missing"):
-            return RequestError(f"{param}: this field is required", param=param)
-        return RequestError(f"{param}: unknown field; leave it out", param=param, code="unknown_parameter")
+            return required(param)
+        return unknown_field(param)
     where = f"{param}: " if param else "the body: "
     return RequestError(where + _wanted(text), param=param or None)
 
@@ -69,9 +67,3 @@ def _wanted(text: str) -> str:
     if len(quoted) >= 4:
         return f"expected {wanted}, got {KINDS.get(quoted[3], 'something else')}"
     return f"expected {wanted}{quoted[2]}"
-
-
-def shown(text: str) -> str:
-    """Returns a client's text fit for a one-line message: printable and short."""
-    clean = "".join(c if c.isprintable() else "?" for c in text[:SHOWN_CHARACTERS])
-    return clean if len(text) <= SHOWN_CHARACTERS else clean + "..."

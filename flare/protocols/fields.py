@@ -12,6 +12,7 @@ from flare.conversation import GenerationRequest, SamplingRequest
 from flare.errors import RequestError
 from flare.protocols.encoding import Observations
 from flare.protocols.endpoint import Decoded
+from flare.protocols.refusals import unsupported
 
 TokenCount = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
@@ -166,12 +167,6 @@ def refuse_unbuilt(request: msgspec.Struct, table: Mapping[str, tuple[Any, ...]]
         raise unsupported(prefix + name)
 
 
-def unsupported(param: str) -> RequestError:
-    return RequestError(
-        f"{param}: not supported by this server; leave it out", param=param, code="unsupported_parameter"
-    )
-
-
 def sampling_request(fields: SamplingFields) -> SamplingRequest:
     return SamplingRequest(
         temperature=fields.temperature,
@@ -199,15 +194,9 @@ def output_limit(fields: CommonFields, *, least: int) -> tuple[int | None, str]:
     return fields.max_completion_tokens, "max_completion_tokens"
 
 
-def stop_strings(fields: CommonFields) -> tuple[str, ...]:
-    """Returns the strings of `stop`, see `checked_stops`."""
-    if fields.stop is None:
-        return ()
-    return checked_stops([fields.stop] if isinstance(fields.stop, str) else fields.stop, "stop")
-
-
-def checked_stops(stops: Sequence[str], name: str) -> tuple[str, ...]:
+def stop_strings(stop: str | Sequence[str] | None, name: str = "stop") -> tuple[str, ...]:
     """Returns the stop strings of the field `name`. Raises RequestError for too many, too long or empty ones."""
+    stops = [stop] if isinstance(stop, str) else stop or ()
     if len(stops) > MAX_STOP_STRINGS:
         raise RequestError(f"{name}: {len(stops)} strings, the limit is {MAX_STOP_STRINGS}", param=name)
     if "" in stops:
@@ -218,13 +207,8 @@ def checked_stops(stops: Sequence[str], name: str) -> tuple[str, ...]:
     return tuple(stops)
 
 
-def stop_tokens(fields: CommonFields, vocabulary: int) -> frozenset[int]:
-    """Returns the tokens of `stop_token_ids`, see `checked_stop_tokens`."""
-    return checked_stop_tokens(fields, vocabulary, "stop" if fields.stop else None)
-
-
-def checked_stop_tokens(fields: SamplingFields, vocabulary: int, strings: str | None) -> frozenset[int]:
-    """Returns the stop tokens; `strings` is the field with which the request gives stop strings, if it does.
+def stop_tokens(fields: SamplingFields, vocabulary: int, stops: Sequence[str], name: str = "stop") -> frozenset[int]:
+    """Returns the tokens of `stop_token_ids`; `stops` are the request's stop strings, of the field `name`.
 
     Raises RequestError for too many, for ids outside the vocabulary, and beside strings.
     """
@@ -235,8 +219,8 @@ def checked_stop_tokens(fields: SamplingFields, vocabulary: int, strings: str | 
         if token >= vocabulary:
             text = f"stop_token_ids: {token} is outside the vocabulary of {vocabulary} tokens"
             raise RequestError(text, param="stop_token_ids")
-    if ids and strings is not None:
-        text = f"stop_token_ids: cannot be combined with {strings}; send one of them"
+    if ids and stops:
+        text = f"stop_token_ids: cannot be combined with {name}; send one of them"
         raise RequestError(text, param="stop_token_ids")
     return frozenset(ids)
 

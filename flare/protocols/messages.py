@@ -9,10 +9,11 @@ import msgspec
 from flare.conversation import GenerationRequest
 from flare.errors import RequestError
 from flare.protocols.endpoint import Collected, Decoded, Response, encode_json
-from flare.protocols.fields import checked_stop_tokens, checked_stops, refuse_unbuilt, sampling_request
+from flare.protocols.fields import refuse_unbuilt, sampling_request, stop_strings, stop_tokens
 from flare.protocols.messages_decoding import decode_conversation
 from flare.protocols.messages_encoding import MessageStream, message_error, message_object
 from flare.protocols.messages_fields import UNBUILT, UNBUILT_OUTPUT, CountRequest, MessagesRequest, decode_request
+from flare.protocols.refusals import no_template
 from flare.served import ServedModel
 
 CLIENT_MARGIN = 1000
@@ -80,15 +81,14 @@ def _generation(request: CountRequest, model: ServedModel, max_tokens: int) -> G
     if request.output_config is not None:
         refuse_unbuilt(request.output_config, UNBUILT_OUTPUT, "output_config.")
     if not model.has_template:
-        text = "messages: this core has no chat template; send the rendered text to /v1/completions"
-        raise RequestError(text, param="messages")
-    stops = checked_stops(request.stop_sequences or (), "stop_sequences")
+        raise no_template("messages")
+    stops = stop_strings(request.stop_sequences, "stop_sequences")
     return GenerationRequest(
         prompts=[decode_conversation(request, model)],
         prompt_field="messages",
         sampling=sampling_request(request),
         max_tokens=max_tokens,
         stop=stops,
-        stop_token_ids=checked_stop_tokens(request, model.vocabulary, "stop_sequences" if stops else None),
+        stop_token_ids=stop_tokens(request, model.vocabulary, stops, "stop_sequences"),
         ignore_eos=request.ignore_eos or False,
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from flare.conversation import Boundary, Conversation, Message, Tool, ToolCall, Tools
 from flare.errors import RequestError
-from flare.protocols.decoding import shown
 from flare.protocols.endpoint import encode_json
 from flare.protocols.fields import refuse_unbuilt
 from flare.protocols.messages_fields import (
@@ -21,8 +20,20 @@ from flare.protocols.messages_fields import (
     ToolUseBlock,
 )
 from flare.protocols.messages_thinking import asked_thinking, check_marker
-from flare.protocols.tools import check_arguments, check_distinct, check_parameters, check_strict, check_tool_name
+from flare.protocols.refusals import misplaced, no_tools, not_one_of, required
+from flare.protocols.tools import (
+    check_arguments,
+    check_distinct,
+    check_parameters,
+    check_strict,
+    check_taken,
+    check_tool_name,
+    undeclared,
+    with_mode,
+)
 from flare.served import ServedModel
+
+ROLES = ("user", "assistant", "system")
 
 MAX_BOUNDARIES = 4
 """Cache markers of a request that are passed on; those beyond have no effect."""
@@ -94,8 +105,7 @@ class _History:
                     raise _misplaced(block, f"{path}.content[{index}]", "a system message")
             self.system([block.text for block in blocks if isinstance(block, TextBlock)])
         else:
-            text = f"{path}.role: {shown(message.role)!r} is not one of user, assistant, system"
-            raise RequestError(text, param=f"{path}.role")
+            raise not_one_of(f"{path}.role", message.role, ROLES)
 
     def system(self, texts: list[str]) -> None:
         """Adds a system message, unless it is empty."""
@@ -168,8 +178,7 @@ class _History:
 
     def _need_tools(self, block: Block, path: str) -> None:
         if not self._takes_tools:
-            text = f"{path}.type: this model takes no tools, so that {_type(block)} blocks cannot be shown to it"
-            raise RequestError(text, param=f"{path}.type", code="unsupported_parameter")
+            raise no_tools(f"{path}.type")
 
 
 def _joined(texts: list[str]) -> str:
@@ -190,29 +199,20 @@ def _misplaced(block: Block, path: str, place: str) -> RequestError:
 
 def _tools(request: CountRequest, model: ServedModel) -> Tools:
     """Returns the offered tools and the choice between them."""
-    asked = request.tools or []
-    if asked and not model.takes_tools:
-        text = "tools: this model takes no tools; leave them out"
-        raise RequestError(text, param="tools", code="unsupported_parameter")
+    asked, choice = request.tools or [], request.tool_choice or ToolChoice(type="auto")
+    check_taken(bool(asked), choice.type, model)
     offered = tuple(_tool(tool, f"tools[{index}]", model) for index, tool in enumerate(asked))
     check_distinct(offered, [f"tools[{index}].name" for index in range(len(offered))])
-    choice = request.tool_choice or ToolChoice(type="auto")
     parallel = not choice.disable_parallel_tool_use
     if choice.type == "tool":
         if choice.name is None:
-            raise RequestError("tool_choice.name: this field is required with type tool", param="tool_choice.name")
-        if choice.name not in [tool.name for tool in offered]:
-            text = f"tool_choice.name: {shown(choice.name)!r} is not the name of an offered tool"
-            raise RequestError(text, param="tool_choice.name")
+            raise required("tool_choice.name")
+        if all(tool.name != choice.name for tool in offered):
+            raise undeclared("tool_choice.name", choice.name)
         return Tools(offered, "named", choice.name, parallel=parallel)
     if choice.name is not None:
-        text = f"tool_choice.name: goes with type tool, not with {choice.type}"
-        raise RequestError(text, param="tool_choice.name")
-    if choice.type == "any":
-        if not offered:
-            raise RequestError("tool_choice: type any needs at least one tool in tools", param="tool_choice")
-        return Tools(offered, "required", parallel=parallel)
-    return Tools(offered, choice.type, parallel=parallel)
+        raise misplaced("tool_choice.name", "a choice of type tool")
+    return with_mode("required" if choice.type == "any" else choice.type, offered, parallel=parallel)
 
 
 def _tool(tool: InputTool, path: str, model: ServedModel) -> Tool:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
 
 from flare.errors import RequestError
-from flare.protocols.decoding import decode_body, shown
+from flare.protocols.decoding import decode_body
 from flare.protocols.fields import SamplingFields
+from flare.protocols.refusals import foreign_type, shown
 
 T = TypeVar("T")
 
@@ -207,7 +208,13 @@ UNBUILT: Mapping[str, tuple[Any, ...]] = {
 UNBUILT_TOOL: Mapping[str, tuple[Any, ...]] = {"allowed_callers": ([], ["direct"]), "input_examples": ([],)}
 UNBUILT_OUTPUT: Mapping[str, tuple[Any, ...]] = {"format": (), "task_budget": ()}
 
-BLOCKS = ("text", "thinking", "tool_use", "tool_result")
+TYPES: Mapping[str, Sequence[str]] = {
+    "messages.content": ("text", "thinking", "tool_use", "tool_result"),
+    "messages.content.content": ("text",),
+    "system": ("text",),
+    "tools": ("custom",),
+}
+"""The types that are at home in a list of objects, by its path without indices."""
 
 
 def decode_request(decoder: msgspec.json.Decoder[T], body: bytes | bytearray) -> T:
@@ -243,19 +250,17 @@ def _foreign_type(error: RequestError, body: bytes | bytearray) -> RequestError 
         value = value[int(index)]
         path += f"[{index}]"
         type = value.get("type") if isinstance(value, dict) else None
-        if isinstance(type, str) and (text := _foreign(place, type)) is not None:
-            return RequestError(f"{path}.type: {text}", param=f"{path}.type", code="unsupported_parameter")
+        if isinstance(type, str) and type not in (known := TYPES.get(place, (type,))):
+            return _foreign(f"{path}.type", type, known)
     return None
 
 
-def _foreign(place: str, type: str) -> str | None:
-    """Returns what is said of a type in a list of objects, None where it is at home; `place` is a path without indices."""
-    if place == "tools" and type != "custom":
-        return f"{shown(type)!r} tools run at a provider; offer tools of type custom, which the client runs"
-    if place == "messages.content" and type == "redacted_thinking":
-        return "'redacted_thinking' holds nothing that a model could read; leave it out"
-    known = {"messages.content": BLOCKS, "messages.content.content": ("text",), "system": ("text",)}.get(place, (type,))
-    if type in known:
-        return None
-    only = "only text is" if len(known) == 1 else f"only {', '.join(known[:-1])} and {known[-1]} are"
-    return f"{shown(type)!r} blocks are not supported by this model; {only}"
+def _foreign(param: str, type: str, known: Sequence[str]) -> RequestError:
+    """The refusal of a type where only `known` are at home."""
+    if type == "redacted_thinking":
+        text = f"{param}: 'redacted_thinking' holds nothing that a model could read; leave it out"
+        return RequestError(text, param=param, code="unsupported_parameter")
+    if known is TYPES["tools"]:
+        text = f"{param}: {shown(type)!r} tools run at a provider; offer tools of type custom, which the client runs"
+        return RequestError(text, param=param, code="unsupported_parameter")
+    return foreign_type(param, type, "blocks", known)

@@ -6,10 +6,9 @@ from hashlib import sha256
 
 from flare.conversation import Thinking
 from flare.errors import RequestError
-from flare.protocols.decoding import shown
 from flare.protocols.messages_fields import ThinkingBlock, ThinkingConfig
 from flare.served import ServedModel
-from flare.thinking import EFFORTS
+from flare.thinking import check_effort
 
 MARKER = "flare-thinking-v1:"
 
@@ -45,11 +44,8 @@ def asked_thinking(config: ThinkingConfig | None, effort: str | None, model: Ser
     An effort comes before a budget. Where thinking is disabled the effort is about the answer alone, which no template
     controls. Raises RequestError for an effort that no level has as its name, and for a budget of disabled thinking.
     """
-    levels = [level["id"] for level in model.thinking["levels"]]
-    if effort is not None and effort not in EFFORTS and effort not in levels:
-        known = ", ".join(dict.fromkeys([*EFFORTS, *levels]))
-        text = f"output_config.effort: {shown(effort)!r} is not one of {known}"
-        raise RequestError(text, param="output_config.effort", code="unsupported_reasoning_effort")
+    if effort is not None:
+        check_effort(effort, "output_config.effort", model.thinking)
     switch = None
     level = effort
     level_field = "output_config.effort"

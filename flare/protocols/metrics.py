@@ -11,8 +11,8 @@ from urllib.parse import parse_qsl
 from flare import __version__
 from flare.errors import RequestError
 from flare.metrics import Reading
-from flare.protocols.decoding import shown
 from flare.protocols.endpoint import encode_json
+from flare.protocols.refusals import shown
 
 TEXT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 JSON_TYPE = "application/json"

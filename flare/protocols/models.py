@@ -6,7 +6,7 @@ from typing import Any
 
 from flare import __version__
 from flare.errors import RequestError
-from flare.protocols.decoding import shown
+from flare.protocols.refusals import shown
 from flare.served import NEUTRAL, VALID, ServedModel
 
 LIMIT_DEFAULTS = ("max_new_tokens", "max_length")

@@ -12,7 +12,15 @@ from typing import Any
 
 import msgspec
 
-from flare.protocols import chat, chat_messages, chat_tools, completions, messages_fields, responses_fields
+from flare.protocols import (
+    chat,
+    chat_messages,
+    completions,
+    messages_decoding,
+    messages_fields,
+    responses_fields,
+    tools,
+)
 from flare.protocols import fields as shared
 from flare.protocols import responses_decoding as items
 from flare.protocols.ollama import ShowRequest
@@ -31,7 +39,7 @@ def nullable_object(**properties: Schema) -> Schema:
 STOP = any_of(SOME_TEXT, array_of(SOME_TEXT, maxItems=shared.MAX_STOP_STRINGS), NULL)
 LIMIT: Schema = {"type": ["integer", "null"], "minimum": 1, "maximum": 2**31 - 1}
 SWITCH: Schema = {"type": ["boolean", "null"]}
-MODES = words(chat_tools.MODES, null=True)
+MODES = words(tools.MODES, null=True)
 FUNCTION = word("function")
 TEXT_FORMAT: Schema = {"type": ["object", "null"], "properties": {"type": word("text")}, "required": ["type"]}
 
@@ -85,7 +93,7 @@ def _response_parts() -> Mapping[str, Mapping[str, Schema]]:
         narrowed: Schema = {"properties": {"type": words(kinds), said: TEXT}, "required": ["type", said]}
         return {"allOf": [own("TextPart"), narrowed]}
 
-    tools = any_of(own("FunctionTool"), own("CustomTool"))
+    offered = any_of(own("FunctionTool"), own("CustomTool"))
     given = (
         own("MessageItem"),
         own("ReasoningItem"),
@@ -98,7 +106,7 @@ def _response_parts() -> Mapping[str, Mapping[str, Schema]]:
     return {
         "ResponsesRequest": {
             "input": any_of(TEXT, array_of(any_of(*given), minItems=1)),
-            "tools": any_of(array_of(any_of(tools, own("NamespaceTool"))), NULL),
+            "tools": any_of(array_of(any_of(offered, own("NamespaceTool"))), NULL),
             "tool_choice": any_of(MODES, own("SelectedTool")),
             "stop": STOP,
         },
@@ -110,7 +118,7 @@ def _response_parts() -> Mapping[str, Mapping[str, Schema]]:
         "OutputItem": {"type": words(["function_call_output", "custom_tool_call_output"]), "output": texts},
         "FunctionTool": {"type": FUNCTION, "async": {"enum": [None, False]}},
         "CustomTool": {"type": word("custom"), "async": {"enum": [None, False]}, "format": TEXT_FORMAT},
-        "NamespaceTool": {"type": word("namespace"), "tools": array_of(tools)},
+        "NamespaceTool": {"type": word("namespace"), "tools": array_of(offered)},
         "SelectedTool": {"type": words(["function", "custom"])},
     }
 
@@ -183,7 +191,7 @@ MESSAGES = Kind(
     },
     inert=messages_fields.INERT,
     narrow={
-        "InputMessage": {"role": words(["user", "assistant", "system"])},
+        "InputMessage": {"role": words(messages_decoding.ROLES)},
         **{
             name: {
                 "stop_sequences": any_of(array_of(SOME_TEXT, maxItems=shared.MAX_STOP_STRINGS), NULL),

@@ -9,7 +9,8 @@ from flare.errors import RequestError
 from flare.protocols.decoding import decode_body
 from flare.protocols.encoding import error_object
 from flare.protocols.endpoint import Collected, Decoded, Response, encode_json
-from flare.protocols.fields import checked_stop_tokens, checked_stops, refuse_unbuilt, sampling_request
+from flare.protocols.fields import refuse_unbuilt, sampling_request, stop_strings, stop_tokens
+from flare.protocols.refusals import no_template
 from flare.protocols.responses_decoding import (
     DECODER,
     check_include,
@@ -36,10 +37,8 @@ class Responses:
         check_text(request)
         check_include(request)
         if not model.has_template:
-            text = "input: this core has no chat template; send the rendered text to /v1/completions"
-            raise RequestError(text, param="input")
-        stop = [request.stop] if isinstance(request.stop, str) else request.stop or ()
-        stops = checked_stops(stop, "stop")
+            raise no_template("input")
+        stops = stop_strings(request.stop)
         generation = GenerationRequest(
             prompts=[decode_conversation(request, model)],
             prompt_field="input",
@@ -47,7 +46,7 @@ class Responses:
             max_tokens=request.max_output_tokens,
             max_tokens_field="max_output_tokens",
             stop=stops,
-            stop_token_ids=checked_stop_tokens(request, model.vocabulary, "stop" if stops else None),
+            stop_token_ids=stop_tokens(request, model.vocabulary, stops),
             ignore_eos=request.ignore_eos or False,
         )
         return Decoded(generation=generation, stream=request.stream or False, details=request)

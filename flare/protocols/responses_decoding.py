@@ -8,9 +8,8 @@ import msgspec
 
 from flare.conversation import Conversation, Message, Role, Thinking, ToolCall, qualified
 from flare.errors import RequestError
-from flare.protocols.chat_tools import no_tools
-from flare.protocols.decoding import shown
-from flare.protocols.fields import refuse_unbuilt, unsupported
+from flare.protocols.fields import refuse_unbuilt
+from flare.protocols.refusals import foreign_type, no_tools, not_one_of, required, unsupported
 from flare.protocols.responses_fields import (
     UNBUILT_REASONING,
     UNBUILT_TEXT,
@@ -28,11 +27,19 @@ from flare.protocols.responses_fields import (
 from flare.protocols.responses_tools import decode_tools
 from flare.protocols.tools import check_arguments, check_tool_name
 from flare.served import ServedModel
-from flare.thinking import EFFORTS
+from flare.thinking import check_effort, refusal
 
 DECODER = msgspec.json.Decoder(ResponsesRequest)
 
 ROLES: dict[str, Role] = {"system": "system", "developer": "developer", "user": "user", "assistant": "assistant"}
+ITEMS = (
+    "message",
+    "reasoning",
+    "function_call",
+    "function_call_output",
+    "custom_tool_call",
+    "custom_tool_call_output",
+)
 TEXT_PARTS = ("input_text", "output_text", "text")
 REASONING_PARTS = ("reasoning_text", "summary_text", "text")
 
@@ -57,18 +64,14 @@ def _thinking(request: ResponsesRequest, model: ServedModel) -> Thinking:
     """
     effort = request.reasoning.effort if request.reasoning is not None else None
     native = request.chat_template_kwargs or TemplateFields()
-    levels = [level["id"] for level in model.thinking["levels"]]
     switch, switch_field = native.enable_thinking, "chat_template_kwargs.enable_thinking"
     if effort is None:
         return Thinking(native.reasoning_effort, "chat_template_kwargs.reasoning_effort", switch, switch_field)
-    if effort not in EFFORTS and effort not in levels:
-        text = f"reasoning.effort: {shown(effort)!r} is not one of {', '.join(dict.fromkeys([*EFFORTS, *levels]))}"
-        code = "unsupported_reasoning_effort"
-        raise RequestError(text, param="reasoning.effort", code=code, extra={"levels": levels})
+    check_effort(effort, "reasoning.effort", model.thinking)
     if native.reasoning_effort not in (None, effort):
+        levels = [level["id"] for level in model.thinking["levels"]]
         field = "chat_template_kwargs.reasoning_effort"
-        text, code = f"{field}: disagrees with reasoning.effort", "conflicting_thinking"
-        raise RequestError(text, param=field, code=code, extra={"levels": levels})
+        raise refusal(field, "disagrees with reasoning.effort", levels, code="conflicting_thinking")
     return Thinking(effort, "reasoning.effort", switch, switch_field, nearest=True)
 
 
@@ -110,14 +113,12 @@ class _Items:
                 name = None if output.name is None else qualified(output.namespace, output.name)
                 self.found.append(Message("tool", text, call_id=output.call_id, name=name))
             case _:
-                text = f"{path}.type: {shown(str(kind))!r} items are not supported; send messages, reasoning and calls"
-                raise RequestError(text, param=f"{path}.type", code="unsupported_parameter")
+                raise foreign_type(f"{path}.type", kind, "items", ITEMS)
 
     def _message(self, item: MessageItem, path: str) -> None:
         role = ROLES.get(item.role)
         if role is None:
-            text = f"{path}.role: {shown(item.role)!r} is not one of {', '.join(ROLES)}"
-            raise RequestError(text, param=f"{path}.role")
+            raise not_one_of(f"{path}.role", item.role, ROLES)
         text = _text(item.content, f"{path}.content")
         if role == "assistant":
             self.texts.append(text)
@@ -163,15 +164,14 @@ def _joined(parts: list[dict[str, Any]], path: str, kinds: tuple[str, ...]) -> s
         where = f"{path}[{index}]"
         kind = value.get("type")
         if kind is None:
-            raise RequestError(f"{where}.type: this field is required", param=f"{where}.type")
+            raise required(f"{where}.type")
         if kind not in kinds:
-            text = f"{where}.type: {shown(str(kind))!r} parts are not supported here; known here are {', '.join(kinds)}"
-            raise RequestError(text, param=f"{where}.type", code="unsupported_parameter")
+            raise foreign_type(f"{where}.type", kind, "parts", kinds)
         part = converted(value, TextPart, where)
         name = "refusal" if kind == "refusal" else "text"
         said: str | None = getattr(part, name)
         if said is None:
-            raise RequestError(f"{where}.{name}: this field is required", param=f"{where}.{name}")
+            raise required(f"{where}.{name}")
         texts.append(said)
     return "\n\n".join(texts)
 

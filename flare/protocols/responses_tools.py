@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 from flare.conversation import Tool, Tools, qualified
-from flare.errors import RequestError
-from flare.protocols.chat_tools import MODES, no_tools
-from flare.protocols.decoding import shown
-from flare.protocols.fields import refuse_unbuilt, unsupported
+from flare.protocols.fields import refuse_unbuilt
+from flare.protocols.refusals import foreign_type, required, unsupported
 from flare.protocols.responses_fields import (
     UNBUILT_TOOL,
     ClientTool,
@@ -19,25 +17,29 @@ from flare.protocols.responses_fields import (
     SelectedTool,
     converted,
 )
-from flare.protocols.tools import check_distinct, check_parameters, check_strict, check_tool_name
+from flare.protocols.tools import (
+    check_distinct,
+    check_parameters,
+    check_strict,
+    check_taken,
+    check_tool_name,
+    undeclared,
+    with_mode,
+)
 from flare.served import ServedModel
 
 SELECTABLE = ("function", "custom")
+OFFERABLE = (*SELECTABLE, "namespace")
 
 
 def decode_tools(request: ResponsesRequest, model: ServedModel) -> Tools:
     """Returns the tools of a request; without any, the fields beside them have nothing to act on.
 
-    Raises RequestError for tools that cannot be offered, for a choice that they do not allow, and for any of it where
-    the model takes no tools.
+    Raises RequestError for tools that cannot be offered, for a choice that they do not allow, and for what `check_taken`
+    refuses.
     """
     choice = request.tool_choice
-    if not model.takes_tools:
-        if request.tools:
-            raise no_tools("tools")
-        if choice not in (None, "none", "auto"):
-            raise no_tools("tool_choice")
-        return Tools()
+    check_taken(bool(request.tools), choice, model)
     found: list[tuple[Tool, str]] = []
     for index, tool in enumerate(request.tools or []):
         found += _tools(tool, f"tools[{index}]", model)
@@ -47,13 +49,7 @@ def decode_tools(request: ResponsesRequest, model: ServedModel) -> Tools:
     if isinstance(choice, dict):
         selected = _selected(choice, tools)
         return Tools(tools, "named", selected.name, selected.namespace, parallel)
-    mode: Literal["auto", "none", "required"] | None = MODES.get("auto" if choice is None else choice)
-    if mode is None:
-        text = f"tool_choice: {shown(str(choice))!r} is not one of {', '.join(MODES)}; to select a tool, send an object"
-        raise RequestError(text, param="tool_choice")
-    if mode == "required" and not tools:
-        raise RequestError("tool_choice: 'required' needs at least one tool in tools", param="tool_choice")
-    return Tools(tools, mode, parallel=parallel) if tools else Tools()
+    return with_mode(choice, tools, parallel=parallel)
 
 
 def _tools(
@@ -62,7 +58,7 @@ def _tools(
     """Returns what one member of `tools` offers, each with the path of its name."""
     kind = value.get("type")
     if kind is None:
-        raise RequestError(f"{path}.type: this field is required", param=f"{path}.type")
+        raise required(f"{path}.type")
     if kind == "function":
         function = converted(value, FunctionTool, path)
         check_strict(function.strict, f"{path}.strict", model)
@@ -82,8 +78,7 @@ def _tools(
         for index, tool in enumerate(space.tools):
             found += _tools(tool, f"{path}.tools[{index}]", model, name)
         return found
-    text = f"{path}.type: {shown(str(kind))!r} tools are not run here; only function, custom and namespace are"
-    raise RequestError(text, param=f"{path}.type", code="unsupported_parameter")
+    raise foreign_type(f"{path}.type", kind, "tools", OFFERABLE if namespace is None else SELECTABLE)
 
 
 def _name(tool: ClientTool, path: str) -> str:
@@ -97,17 +92,15 @@ def _selected(value: dict[str, Any], tools: tuple[Tool, ...]) -> Tool:
     """Returns the tool that `tool_choice` selects: by its name and namespace, or by the name that the model knows."""
     kind = value.get("type")
     if kind is None:
-        raise RequestError("tool_choice.type: this field is required", param="tool_choice.type")
+        raise required("tool_choice.type")
     if kind not in SELECTABLE:
-        text = f"tool_choice.type: {shown(str(kind))!r} is not supported here; only {' and '.join(SELECTABLE)} are"
-        raise RequestError(text, param="tool_choice.type", code="unsupported_parameter")
+        raise foreign_type("tool_choice.type", kind, "choices", SELECTABLE)
     choice = converted(value, SelectedTool, "tool_choice")
     for tool in tools:
         names = ((tool.namespace, tool.name), (None, qualified(tool.namespace, tool.name)))
         if (choice.namespace, choice.name) in names and tool.custom == (kind == "custom"):
             return tool
-    text = f"tool_choice.name: no {kind} {shown(choice.name)!r} is declared in tools"
-    raise RequestError(text, param="tool_choice.name")
+    raise undeclared("tool_choice.name", choice.name)
 
 
 def shown_tools(tools: list[dict[str, Any]] | None) -> list[dict[str, Any]]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from flare.conversation import Thinking
-from flare.errors import RequestError
-from flare.protocols.decoding import shown
 from flare.protocols.fields import CommonFields
+from flare.protocols.refusals import shown, unknown_field
+from flare.thinking import refusal
 
 SWITCH_WORDS = {"enabled": True, "disabled": False}
 
@@ -28,8 +28,7 @@ def decode_thinking(fields: CommonFields, levels: list[str]) -> Thinking:
     ):
         for key in value:
             if key not in known and value[key] is not None:
-                param = f"{name}.{shown(key)}"
-                raise RequestError(f"{param}: unknown field; leave it out", param=param, code="unknown_parameter")
+                raise unknown_field(f"{name}.{shown(key)}")
     asked_levels = _sent(
         ("reasoning_effort", fields.reasoning_effort),
         ("thinking_level", fields.thinking_level),
@@ -43,14 +42,14 @@ def decode_thinking(fields: CommonFields, levels: list[str]) -> Thinking:
     )
     for name, value in asked_levels:
         if not isinstance(value, str):
-            raise _refusal(name, "expected a string, the name of a level", levels, code="invalid_thinking")
+            raise refusal(name, "expected a string, the name of a level", levels, code="invalid_thinking")
     for name, value in asked_switches:
         if not isinstance(value, bool):
-            raise _refusal(name, "expected true or false", levels, code="invalid_thinking")
+            raise refusal(name, "expected true or false", levels, code="invalid_thinking")
     for sent in (asked_levels, asked_switches):
         for name, value in sent[1:]:
             if value != sent[0][1]:
-                raise _refusal(name, f"disagrees with {sent[0][0]}", levels, code="conflicting_thinking")
+                raise refusal(name, f"disagrees with {sent[0][0]}", levels, code="conflicting_thinking")
     level_field, level = asked_levels[0] if asked_levels else ("reasoning_effort", None)
     switch_field, switch = asked_switches[0] if asked_switches else ("enable_thinking", None)
     return Thinking(level, level_field, switch, switch_field)
@@ -64,7 +63,7 @@ def _object(value: Any, name: str, levels: list[str]) -> dict[str, Any]:
     if value is None:
         return {}
     if not isinstance(value, dict):
-        raise _refusal(name, "expected an object", levels, code="invalid_thinking")
+        raise refusal(name, "expected an object", levels, code="invalid_thinking")
     return value
 
 
@@ -73,7 +72,3 @@ def _switch_word(value: Any) -> Any:
     if isinstance(value, dict) and set(value) == {"type"} and isinstance(value["type"], str):
         return SWITCH_WORDS.get(value["type"], value)
     return value
-
-
-def _refusal(param: str, text: str, levels: list[str], *, code: str) -> RequestError:
-    return RequestError(f"{param}: {text}", param=param, code=code, extra={"levels": levels})

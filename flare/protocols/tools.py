@@ -2,15 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
 
 import msgspec
 
-from flare.conversation import MAX_ARGUMENTS_BYTES, MAX_NESTING, Tool, name_fault
+from flare.conversation import MAX_ARGUMENTS_BYTES, MAX_NESTING, Tool, Tools, name_fault
 from flare.errors import RequestError
-from flare.protocols.decoding import shown
+from flare.protocols.refusals import no_tools, not_one_of, shown
 from flare.served import ServedModel
+
+MODES: Mapping[str, Literal["auto", "none", "required"]] = {"auto": "auto", "none": "none", "required": "required"}
+
+
+def check_taken(offered: bool, choice: object, model: ServedModel) -> None:
+    """Raises RequestError where the model takes no tools and the request needs it to.
+
+    Tools that must not be called (`choice` "none") ask for nothing: neither the model nor its syntax has to do with them.
+    """
+    if model.takes_tools or choice == "none":
+        return
+    if offered:
+        raise no_tools("tools")
+    if choice not in (None, "auto"):
+        raise no_tools("tool_choice")
+
+
+def with_mode(choice: str | None, tools: tuple[Tool, ...], *, parallel: bool) -> Tools:
+    """Returns the tools under a choice of no tool in particular.
+
+    Raises RequestError for another choice, and for one that demands a call where there is no tool.
+    """
+    mode = MODES.get("auto" if choice is None else choice)
+    if mode is None:
+        raise not_one_of("tool_choice", choice, MODES, "; to select a tool, send an object")
+    if mode == "required" and not tools:
+        text = "tool_choice: a call is required, and no tool is offered; fill tools"
+        raise RequestError(text, param="tool_choice")
+    return Tools(tools, mode, parallel=parallel) if tools else Tools()
+
+
+def undeclared(param: str, name: str) -> RequestError:
+    """The refusal of a choice of a tool that the request does not offer."""
+    return RequestError(f"{param}: {shown(name)!r} is not declared in tools; select one that is", param=param)
 
 
 def check_tool_name(name: str, path: str) -> str:

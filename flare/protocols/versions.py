@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from flare.errors import RequestError
-from flare.protocols.decoding import shown
+from flare.protocols.refusals import shown
 
 HEADER = "anthropic-version"
 MESSAGES_PATH = "/v1/messages"

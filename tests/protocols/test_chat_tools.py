@@ -20,7 +20,8 @@ from flare.conversation import (
     Tools,
 )
 from flare.errors import RequestError
-from flare.output import OutputSyntax
+from flare.output import OutputSyntax, make_output
+from flare.prompting import template_tools
 from flare.protocols.chat import ChatCompletions
 from flare.served import ServedModel
 from tests.support.live_server import make_model
@@ -169,7 +170,9 @@ def test_nesting_is_bounded() -> None:
     "fields",
     [
         {"tools": LOOK},
-        {"tools": LOOK, "tool_choice": "none"},
+        {"tools": LOOK, "tool_choice": "auto"},
+        {"tools": LOOK, "tool_choice": "required"},
+        {"tools": LOOK, "tool_choice": function("look")},
         {"tool_choice": "required"},
         {"tool_choice": function("look")},
         {"messages": [USER, {"role": "tool", "content": "x", "tool_call_id": "c1"}]},
@@ -181,6 +184,15 @@ def test_a_model_without_tools_refuses_them_by_name(fields: dict[str, Any]) -> N
     for model in (make_model(), make_model(output=OutputSyntax(tools="hermes"), shows_tools=False)):
         error = refusal(tools, model, **fields)
         assert error.code == "unsupported_parameter" and "takes no tools" in str(error)
+
+
+def test_a_model_without_tools_takes_those_that_it_must_not_call() -> None:
+    """They are checked all the same, and neither the template nor the output machine has to do with them."""
+    for model in (make_model(), make_model(output=OutputSyntax(tools="hermes"), shows_tools=False)):
+        found = tools(model, tools=LOOK, tool_choice="none")
+        assert found == Tools((Tool("look"),), "none") and template_tools(found) is None
+        assert make_output(model.output, found, opens_reasoning=False, call_prefix="c") is None
+        assert refusal(tools, model, tools=[function("")], tool_choice="none").param == "tools[0].function.name"
 
 
 def test_calls_and_results_of_earlier_turns() -> None:

@@ -11,7 +11,7 @@ from flare.conversation import Conversation, Message, RawPrompt
 from flare.errors import RequestError
 from flare.protocols.chat import ChatCompletions
 from flare.protocols.completions import Completions
-from flare.protocols.decoding import SHOWN_CHARACTERS
+from flare.protocols.refusals import SHOWN_CHARACTERS
 from tests.support.live_server import VOCABULARY, make_model
 
 USER = {"role": "user", "content": "hi"}

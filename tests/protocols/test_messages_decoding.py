@@ -442,6 +442,9 @@ def test_a_model_without_tools_refuses_them_and_what_tells_of_them() -> None:
     plain = make_model()
     assert conversation(USER, model=plain, tools=[]).tools == Tools()
     assert refusal(plain, tools=TOOLS).param == "tools"
+    assert refusal(plain, tool_choice={"type": "any"}).param == "tool_choice"
+    unasked = conversation(USER, model=plain, tools=TOOLS, tool_choice={"type": "none"}).tools
+    assert unasked.choice == "none" and len(unasked.offered) == len(TOOLS)
     assert refusal(plain, messages=[USER, assistant(call("t")), USER]).param == "messages[1].content[0].type"
     assert refusal(plain, messages=[user(result("t", "x"))]).param == "messages[0].content[0].type"
     assert refusal(make_model(has_template=False)).param == "messages"

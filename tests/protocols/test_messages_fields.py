@@ -18,7 +18,7 @@ from flare.errors import RequestError
 from flare.output import OutputSyntax
 from flare.protocols import messages_fields
 from flare.protocols.messages import CountTokens, Messages
-from flare.protocols.messages_fields import BLOCKS, INERT, UNBUILT, MessagesRequest
+from flare.protocols.messages_fields import INERT, TYPES, UNBUILT, MessagesRequest
 from tests.support.live_server import make_model
 
 USER = {"role": "user", "content": "hi"}
@@ -83,7 +83,9 @@ def test_inert_fields_pass_and_are_checked_for_their_type() -> None:
         assert caught.value.param == name
 
 
-@pytest.mark.parametrize("type", sorted((types(ContentBlockParam) | types(BetaContentBlockParam)) - set(BLOCKS)))
+@pytest.mark.parametrize(
+    "type", sorted((types(ContentBlockParam) | types(BetaContentBlockParam)) - set(TYPES["messages.content"]))
+)
 @pytest.mark.parametrize("nested", [False, True])
 def test_every_other_block_of_the_sdk_is_refused_by_its_type(type: str, nested: bool) -> None:
     """Whatever fields come first: they are foreign too."""

@@ -289,7 +289,9 @@ def test_a_model_without_tools_refuses_them() -> None:
     assert refused(plain, tools=[READ]).param == "tools"
     call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
     assert refused(plain, input=[call]).param == "input[0]"
+    assert refused(plain, tool_choice="required").param == "tool_choice"
     decode(plain, tools=[], tool_choice="auto")
+    assert decode(plain, tools=[READ], tool_choice="none").tools.choice == "none"
 
 
 def test_names_that_the_model_could_not_tell_apart() -> None:
