@@ -1,12 +1,15 @@
-"""Request bodies: bytes to a declared struct, and what is wrong with them in one line that names the field."""
+"""Request bodies: bytes to a declared struct, and what is wrong with them in one line that names the field or the place."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from typing import TypeVar
 
 import msgspec
 
 from flare.errors import RequestError
+from flare.protocols.hints import fields_at, misdirected, near_field
 from flare.protocols.refusals import required, shown, unknown_field
 
 T = TypeVar("T")
@@ -21,41 +24,93 @@ KINDS = {
     "null": "null",
 }
 
+COMPLAINTS: Mapping[str, str] = {
+    "invalid character": "an unexpected character",
+    "trailing characters": "something behind its end",
+    "trailing comma in array": "a comma before the end of an array",
+    "trailing comma in object": "a comma before the end of an object",
+    "expected ',' or ']'": "neither a comma nor the end of an array",
+    "expected ',' or '}'": "neither a comma nor the end of an object",
+    "expected ':'": "no colon behind a name",
+    "object keys must be strings": "a name that is no string",
+    "invalid number": "a number that is none",
+    "invalid escape character in string": "an unknown escape in a string",
+    "invalid utf-16 surrogate pair": "half of a surrogate pair in a string",
+}
+"""What msgspec finds wrong with JSON, in our words."""
+
+BOM = b"\xef\xbb\xbf"
+
+WHOLE_CHARACTERS = re.compile(
+    rb"(?:[^\\]++|\\[^u]|\\u(?![dD][89abAB])|\\u[dD][89abAB]..\\u[dD][c-fC-F])*+",
+    re.DOTALL,
+)
+"""JSON up to an escaped half of a surrogate pair whose other half does not follow. Possessive: it never goes back."""
+
 
 def decode_body(decoder: msgspec.json.Decoder[T], body: bytes | bytearray) -> T:
     """Decodes a JSON body. Of a name that occurs twice the last value counts.
 
-    Raises RequestError for anything that is not strict JSON (NaN, lone surrogates, invalid UTF-8, too deep nesting) and
-    for missing, unknown or mistyped fields, with `param` set to the field's path.
+    Raises RequestError for anything that is not strict JSON (NaN, lone surrogates, invalid UTF-8, too deep nesting), with its
+    place, and for missing, unknown or mistyped fields, with `param` set to the field's path.
     """
     try:
         return decoder.decode(body)
-    except msgspec.ValidationError as error:
-        raise invalid_field(str(error)) from None
+    except msgspec.ValidationError as complaint:
+        error = invalid_field(str(complaint), decoder.type)
+        of_body = str(complaint).startswith("Object ") and " - at `$" not in str(complaint)
+        raise (misdirected(decoder.type, body) if of_body else None) or error from None
     except RecursionError:
         raise RequestError("the body nests arrays or objects too deeply") from None
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        if not body.strip():
-            raise RequestError("the body is empty; a JSON object is expected") from None
-        raise RequestError(
-            "the body is not valid JSON in UTF-8 (NaN, Infinity and lone surrogates are not JSON)"
-        ) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as complaint:
+        raise _malformed(str(complaint), body) from None
 
 
-def invalid_field(complaint: str) -> RequestError:
-    """Returns the refusal for a validation complaint of msgspec, in our words."""
+def _malformed(complaint: str, body: bytes | bytearray) -> RequestError:
+    """The refusal of what is not JSON in UTF-8, with the place where that shows."""
+    if not body.strip():
+        return RequestError("the body is empty; a JSON object is expected")
+    if body.startswith(BOM):
+        return RequestError("the body begins with a byte order mark, which JSON has not; leave it out")
+    try:
+        body.decode()
+    except UnicodeDecodeError as error:
+        return RequestError(f"the body is not UTF-8 {_place(body, error.start)}; send JSON in UTF-8")
+    text, _, at = complaint.rpartition(" (byte ")
+    found = COMPLAINTS.get(text.removeprefix("JSON is malformed: "), "something unexpected")
+    place = int(at.removesuffix(")")) if text else len(body)
+    if not text:
+        found = "it ends before it is complete,"
+        whole = WHOLE_CHARACTERS.match(body)
+        if whole is not None and body.startswith(b"\\u", whole.end()):
+            found, place = COMPLAINTS["invalid utf-16 surrogate pair"], whole.end()
+    elif re.match(rb"-?(?:NaN|Infinity)", body[max(0, place - 1) : place + 10].lstrip(b"-: ,[")):
+        found = "NaN or Infinity, which JSON has not,"
+    return RequestError(f"the body is not valid JSON: {found} {_place(body, place)}")
+
+
+def _place(body: bytes | bytearray, at: int) -> str:
+    """Says where byte `at` is: its line and column, which count from 1, and its offset."""
+    begin = body.rfind(b"\n", 0, at) + 1
+    column = len(body[begin:at].decode(errors="replace")) + 1
+    line = body.count(b"\n", 0, at) + 1
+    return f"near line {line}, column {column} (byte {at})"
+
+
+def invalid_field(complaint: str, kind: type) -> RequestError:
+    """Returns the refusal for a validation complaint of msgspec about a value of type `kind`, in our words."""
     text, _, path = complaint.rpartition(" - at `$")
     if not text:
         text, path = complaint, ""
-    param = path.removesuffix("`").removeprefix(".")
+    within = path.removesuffix("`").removeprefix(".")
     if text.startswith(("Object contains unknown field `", "Object missing required field `")):
-        name = shown(text.split("`", 1)[1].removesuffix("`"))
-        param = f"{param}.{name}" if param else name
+        name = text.split("`", 1)[1].removesuffix("`")
+        param = f"{within}.{shown(name)}" if within else shown(name)
         if text.startswith("Object missing"):
             return required(param)
-        return unknown_field(param)
-    where = f"{param}: " if param else "the body: "
-    return RequestError(where + _wanted(text), param=param or None)
+        return unknown_field(param, near_field(name, fields_at(kind, within)))
+    where = f"{within}: " if within else "the body: "
+    return RequestError(where + _wanted(text), param=within or None)
 
 
 def _wanted(text: str) -> str:

@@ -268,7 +268,7 @@ def converted(value: Any, kind: type[T], path: str) -> T:
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as complaint:
-        error = invalid_field(str(complaint))
+        error = invalid_field(str(complaint), kind)
         if error.param is None:
             raise RequestError(f"{path}: {str(error).removeprefix('the body: ')}", param=path) from None
         param = f"{path}.{error.param}"

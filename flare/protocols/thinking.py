@@ -6,6 +6,7 @@ from typing import Any
 
 from flare.conversation import Thinking
 from flare.protocols.fields import CommonFields
+from flare.protocols.hints import near_field
 from flare.protocols.refusals import shown, unknown_field
 from flare.thinking import refusal
 
@@ -28,7 +29,7 @@ def decode_thinking(fields: CommonFields, levels: list[str]) -> Thinking:
     ):
         for key in value:
             if key not in known and value[key] is not None:
-                raise unknown_field(f"{name}.{shown(key)}")
+                raise unknown_field(f"{name}.{shown(key)}", near_field(key, known))
     asked_levels = _sent(
         ("reasoning_effort", fields.reasoning_effort),
         ("thinking_level", fields.thinking_level),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -11,11 +12,13 @@ from flare.conversation import Conversation, Message, RawPrompt
 from flare.errors import RequestError
 from flare.protocols.chat import ChatCompletions
 from flare.protocols.completions import Completions
+from flare.protocols.messages import Messages
 from flare.protocols.refusals import SHOWN_CHARACTERS
+from flare.protocols.responses import Responses
 from tests.support.live_server import VOCABULARY, make_model
 
 USER = {"role": "user", "content": "hi"}
-CHAT, RAW = ChatCompletions(), Completions()
+CHAT, RAW, MESSAGES, RESPONSES = ChatCompletions(), Completions(), Messages(), Responses()
 MODEL = make_model()
 
 
@@ -42,19 +45,7 @@ def refusal(decode: Any, *arguments: Any, **fields: Any) -> RequestError:
     [
         (b"", "empty"),
         (b"  \n", "empty"),
-        (b"{", "not valid JSON"),
-        (b'{"messages": [}', "not valid JSON"),
-        (b'{"messages":[{"role":"user","content":"a"}]} 1', "not valid JSON"),
-        (b"\xef\xbb\xbf{}", "not valid JSON"),
-        (b"\xff\xfe", "not valid JSON"),
-        (b'{"messages":[{"role":"user","content":"\xff"}]}', "not valid JSON"),
-        (b'{"messages":[{"role":"user","content":"\\ud83d"}]}', "not valid JSON"),
-        (b'{"messages":[{"role":"user","content":"\\udcf0"}]}', "not valid JSON"),
-        (b'{"messages":[{"role":"user","content":"a"}],"\\ud83d":1}', "not valid JSON"),
-        (b'{"messages":[{"role":"user","content":"a"}],"stop":"\\ude00"}', "not valid JSON"),
-        (b'{"messages":[{"role":"user","content":"a"}],"metadata":{"a":"\\ud83d x"}}', "not valid JSON"),
-        (b'{"messages":[{"role":"user","content":"a"}],"temperature":NaN}', "not valid JSON"),
-        (b'{"messages":[{"role":"user","content":"a"}],"temperature":-Infinity}', "not valid JSON"),
+        (b"\xef\xbb\xbf{}", "byte order mark"),
         (b"[]", "expected an object, got an array"),
         (b"null", "expected an object, got null"),
         (b'"text"', "expected an object, got a string"),
@@ -64,6 +55,111 @@ def refusal(decode: Any, *arguments: Any, **fields: Any) -> RequestError:
 )
 def test_what_is_not_a_request(body: bytes, says: str) -> None:
     assert says in str(refusal(CHAT.decode, body, MODEL))
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("{", "ends before it is complete"),
+        ('{"user": "a', "ends before it is complete"),
+        ('{"user": "a", }', "a comma before the end of an object"),
+        ('{"stop": ["a", ]}', "a comma before the end of an array"),
+        ('{"stop": ["a" 1]}', "neither a comma nor the end of an array"),
+        ('{"user": "a" 1}', "neither a comma nor the end of an object"),
+        ('{"user" 1}', "no colon"),
+        ("{'user': 1}", "a name that is no string"),
+        ('{"user": "\\q"}', "an unknown escape"),
+        ('{"seed": 01}', "a number that is none"),
+        ('{"user": tru}', "an unexpected character"),
+        ('{"user": "a\nb"}', "an unexpected character"),
+        ('{"messages": [{"role": "user", "content": "a"}]} 1', "something behind its end"),
+        ('{"user": "\\ud83d"}', "half of a surrogate pair"),
+        ('{"user": "\\udcf0"}', "half of a surrogate pair"),
+        ('{"user": "\\\\ud83d \\ud83d\\ude00 \\ud83d"}', "half of a surrogate pair"),
+        ('{"\\ud83d": 1}', "half of a surrogate pair"),
+        ('{"metadata": {"a": "\\ud83d x"}}', "half of a surrogate pair"),
+        ('{"temperature": NaN}', "NaN or Infinity"),
+        ('{"temperature": -Infinity}', "NaN or Infinity"),
+        ('{"store": [1,NaN]}', "NaN or Infinity"),
+    ],
+)
+def test_bad_json_is_located(text: str, says: str) -> None:
+    """Line and column where Python's own parser stops too, give or take what either has read of the fault."""
+    body = f'{{"model": "é",\n  {text[1:]}'
+    message = str(refusal(CHAT.decode, body.encode(), MODEL))
+    assert message.startswith("the body is not valid JSON: ") and says in message
+    ((line, column, byte),) = re.findall(r"near line (\d+), column (\d+) \(byte (\d+)\)$", message)
+    assert len(body.encode()[: int(byte)].decode().split("\n")) == int(line)
+    assert len(body.encode()[: int(byte)].decode().split("\n")[-1]) + 1 == int(column)
+    try:
+        json.loads(body, parse_constant=lambda name: pytest.fail(name) if name not in body else None)
+    except json.JSONDecodeError as error:
+        assert abs(error.pos - len(body.encode()[: int(byte)].decode())) <= len("null"), error
+    else:
+        assert "surrogate" in says or "NaN" in says, "Python takes only these"
+        begin = body.rindex("\\ud") if "surrogate" in says else body.index("NaN" if "NaN" in body else "-Infinity")
+        assert abs(begin - len(body.encode()[: int(byte)].decode())) <= 7
+
+
+@pytest.mark.parametrize(
+    "body", [b"\xff\xfe", b'{"user":"a\xff"}', b'{"a\xff":1}', b'{"user":"\xc3', '{"user": "é"}'.encode("utf-16")]
+)
+def test_what_is_not_utf8_is_told_apart(body: bytes) -> None:
+    message = str(refusal(CHAT.decode, body, MODEL))
+    with pytest.raises(UnicodeDecodeError) as caught:
+        body.decode()
+    assert "not UTF-8" in message and f"(byte {caught.value.start})" in message
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "body", "name", "routes"),
+    [
+        (RAW, {"messages": [USER]}, "messages", "/v1/chat/completions or /v1/messages"),
+        (RAW, {"system": "a", "max_tokens": 1, "messages": [USER]}, "messages", "/v1/chat/completions or /v1/messages"),
+        (RAW, {"input": "a"}, "input", "/v1/responses"),
+        (CHAT, {"prompt": "a", "best_of": 1}, "prompt", "/v1/completions"),
+        (CHAT, {"input": [USER]}, "input", "/v1/responses"),
+        (MESSAGES, {"prompt": "a"}, "prompt", "/v1/completions"),
+        (MESSAGES, {"input": "a"}, "input", "/v1/responses"),
+        (RESPONSES, {"messages": [USER]}, "messages", "/v1/chat/completions or /v1/messages"),
+        (RESPONSES, {"prompt": "a"}, "prompt", "/v1/completions"),
+    ],
+)
+def test_a_body_on_the_wrong_route_is_shown_its_way(
+    endpoint: Any, body: dict[str, Any], name: str, routes: str
+) -> None:
+    error = refusal(endpoint.decode, json.dumps({"model": "m", **body}).encode(), MODEL)
+    assert error.param == name and str(error).endswith(f"send such a body to {routes}")
+
+
+def test_a_body_with_a_prompt_of_its_own_is_at_home() -> None:
+    assert str(refusal(chat, prompt="a")) == "prompt: unknown field; leave it out"
+    stored = refusal(RESPONSES.decode, b'{"prompt": {"id": "stored"}}', MODEL)
+    assert str(stored) == "input: this field is required"
+
+
+@pytest.mark.parametrize(
+    ("fields", "meant"),
+    [
+        ({"temprature": 1}, "temperature"),
+        ({"max_output_tokens": 1}, "max_tokens"),
+        ({"num_predict": 1}, "max_tokens"),
+        ({"stop_sequences": ["a"]}, "stop"),
+        ({"repeat_penalty": 1}, "repetition_penalty"),
+        ({"messages": [{"role": "user", "contents": "a"}]}, "content"),
+        ({"messages": [{"role": "user", "content": [{"type": "text", "txt": "a"}]}]}, "text"),
+        ({"stream_options": {"include_usages": True}}, "include_usage"),
+        ({"chat_template_kwargs": {"enable_thinkng": True}}, "enable_thinking"),
+        ({"tools": [{"type": "function", "function": {"name": "a", "parameter": {}}}]}, "parameters"),
+    ],
+)
+def test_a_slip_of_a_name_is_shown_the_right_one(fields: dict[str, Any], meant: str) -> None:
+    assert str(refusal(chat, **fields)).endswith(f"did you mean {meant!r}?")
+
+
+def test_long_and_foreign_names_are_compared_with_none() -> None:
+    for name in ("x" * 1_000_000, "temperature" * 100, "colour", "système"):
+        assert str(refusal(chat, **{name: 1})).endswith("leave it out")
 
 
 @pytest.mark.parametrize(
