@@ -109,6 +109,12 @@ def _response_parts() -> Mapping[str, Mapping[str, Schema]]:
             "tools": any_of(array_of(any_of(offered, own("NamespaceTool"))), NULL),
             "tool_choice": any_of(MODES, own("SelectedTool")),
             "stop": STOP,
+            "metadata": {
+                "type": ["object", "null"],
+                "maxProperties": responses_fields.MAX_METADATA,
+                "propertyNames": {"maxLength": responses_fields.MAX_METADATA_NAME},
+                "additionalProperties": {"type": "string", "maxLength": responses_fields.MAX_METADATA_VALUE},
+            },
         },
         "TextFields": {"format": TEXT_FORMAT},
         "MessageItem": {"type": word("message"), "role": words(items.ROLES), "content": texts},
@@ -238,13 +244,13 @@ def request_schemas(model: ServedModel) -> dict[str, Schema]:
         for name, schema in found.items():
             schema = _renamed(schema, kind)
             properties = schema.get("properties", {})
+            properties.update(kind.narrow.get(name, {}))
             if name in roots:
                 schema.pop("description", None)  # it speaks of the program
                 properties.update(_sampling(model, properties))
                 for inert, reason in kind.inert.items():
                     if inert in properties:
                         properties[inert] = {**properties[inert], "description": f"Without an effect: {reason}."}
-            properties.update(kind.narrow.get(name, {}))
             for refused, neutral in kind.refused.get(name, {}).items():
                 properties[refused] = {"enum": [None, *neutral], "description": NOT_SERVED}
             schema["required"] = list(kind.required.get(name, schema.get("required", [])))

@@ -14,11 +14,12 @@ from flare.protocols.refusals import no_template
 from flare.protocols.responses_decoding import (
     DECODER,
     check_include,
+    check_metadata,
     check_reasoning,
     check_text,
     decode_conversation,
 )
-from flare.protocols.responses_encoding import finished_object, output_items
+from flare.protocols.responses_encoding import finished_object, output_items, request_members
 from flare.protocols.responses_fields import UNBUILT
 from flare.protocols.responses_stream import ResponseStream
 from flare.served import ServedModel
@@ -36,6 +37,7 @@ class Responses:
         check_reasoning(request)
         check_text(request)
         check_include(request)
+        check_metadata(request.metadata)
         if not model.has_template:
             raise no_template("input")
         stops = stop_strings(request.stop)
@@ -49,7 +51,8 @@ class Responses:
             stop_token_ids=stop_tokens(request, model.vocabulary, stops),
             ignore_eos=request.ignore_eos or False,
         )
-        return Decoded(generation=generation, stream=request.stream or False, details=request)
+        members = request_members(request, model.resolve_sampling(generation.sampling))
+        return Decoded(generation=generation, stream=request.stream or False, details=members)
 
     def admit(self, prompt_tokens: int, decoded: Decoded, model: ServedModel) -> None:
         """Takes any prompt that fits the context, which bounds the answer."""

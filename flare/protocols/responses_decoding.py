@@ -9,8 +9,11 @@ import msgspec
 from flare.conversation import Conversation, Message, Role, Thinking, ToolCall, qualified
 from flare.errors import RequestError
 from flare.protocols.fields import refuse_unbuilt
-from flare.protocols.refusals import foreign_type, no_tools, not_one_of, required, unsupported
+from flare.protocols.refusals import foreign_type, no_tools, not_one_of, required, shown, unsupported
 from flare.protocols.responses_fields import (
+    MAX_METADATA,
+    MAX_METADATA_NAME,
+    MAX_METADATA_VALUE,
     UNBUILT_REASONING,
     UNBUILT_TEXT,
     CallItem,
@@ -195,3 +198,18 @@ def check_include(request: ResponsesRequest) -> None:
     """Raises RequestError for log probabilities; what else may be included is ignored."""
     if "message.output_text.logprobs" in (request.include or ()):
         raise unsupported("include")
+
+
+def check_metadata(metadata: dict[str, str] | None) -> None:
+    """Raises RequestError for more than a response gives back."""
+    if metadata is None:
+        return
+    if len(metadata) > MAX_METADATA:
+        text = f"metadata: {len(metadata)} pairs, the limit is {MAX_METADATA}; send fewer"
+        raise RequestError(text, param="metadata")
+    for name, value in metadata.items():
+        for what, said, most in (("name", name, MAX_METADATA_NAME), ("value", value, MAX_METADATA_VALUE)):
+            if len(said) > most:
+                param = f"metadata.{shown(name)}"
+                text = f"{param}: a {what} of {len(said)} characters, the limit is {most}; shorten it"
+                raise RequestError(text, param=param)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from flare.conversation import Finished, ToolCall
@@ -15,12 +16,26 @@ from flare.protocols.responses_tools import shown_tools
 CUT = ("max_tokens", "context_full")
 
 
+def request_members(request: ResponsesRequest, sampling: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what a response shows of its request, which is all that is kept of it. `sampling` are the values in force."""
+    asked = request.reasoning
+    return {
+        "instructions": request.instructions,
+        "max_output_tokens": request.max_output_tokens,
+        "metadata": request.metadata or {},
+        "parallel_tool_calls": request.parallel_tool_calls is not False,
+        "prompt_cache_key": request.prompt_cache_key,
+        "reasoning": {"effort": asked.effort if asked else None, "summary": asked.summary if asked else None},
+        "safety_identifier": request.safety_identifier,
+        "tool_choice": request.tool_choice or "auto",
+        "tools": shown_tools(request.tools),
+        "user": request.user,
+        **{name: sampling[name] for name in ("temperature", "top_p", "presence_penalty", "frequency_penalty")},
+    }
+
+
 def response_object(response: Response, **changes: Any) -> dict[str, Any]:
     """Returns the response as it is before any output; `changes` are the members that an ending sets."""
-    request: ResponsesRequest = response.decoded.details
-    generation, model = response.decoded.generation, response.model
-    sampling = model.resolve_sampling(generation.sampling)
-    asked = request.reasoning
     return {
         "id": response.id,
         "object": "response",
@@ -30,30 +45,17 @@ def response_object(response: Response, **changes: Any) -> dict[str, Any]:
         "background": False,
         "error": None,
         "incomplete_details": None,
-        "instructions": request.instructions,
-        "max_output_tokens": request.max_output_tokens,
         "max_tool_calls": None,
-        "metadata": request.metadata or {},
-        "model": model.id,
+        "model": response.model.id,
         "output": [],
-        "parallel_tool_calls": request.parallel_tool_calls is not False,
         "previous_response_id": None,
-        "prompt_cache_key": request.prompt_cache_key,
-        "reasoning": {"effort": asked.effort if asked else None, "summary": asked.summary if asked else None},
-        "safety_identifier": request.safety_identifier,
         "service_tier": "default",
         "store": False,
-        "temperature": sampling["temperature"],
         "text": {"format": {"type": "text"}, "verbosity": "medium"},
-        "tool_choice": request.tool_choice or "auto",
-        "tools": shown_tools(request.tools),
         "top_logprobs": 0,
-        "top_p": sampling["top_p"],
-        "presence_penalty": sampling["presence_penalty"],
-        "frequency_penalty": sampling["frequency_penalty"],
         "truncation": "disabled",
         "usage": None,
-        "user": request.user,
+        **response.decoded.details,
         **changes,
     }
 

@@ -14,6 +14,13 @@ from flare.protocols.fields import SamplingFields, StreamOptions
 
 T = TypeVar("T")
 
+MAX_METADATA = 16
+"""Pairs of `metadata`, which the response gives back; these bounds are OpenAI's."""
+
+MAX_METADATA_NAME = 64
+MAX_METADATA_VALUE = 512
+"""Characters of a name and of a value in `metadata`."""
+
 PositiveTokens = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 
 
@@ -58,7 +65,7 @@ class ResponsesRequest(SamplingFields, kw_only=True):
     chat_template_kwargs: TemplateFields | None = None
 
     client_metadata: dict[str, Any] | None = None
-    metadata: dict[str, Any] | None = None
+    metadata: dict[str, str] | None = None
     prompt_cache_key: str | None = None
     prompt_cache_options: dict[str, Any] | None = None
     prompt_cache_retention: str | None = None

@@ -327,3 +327,16 @@ def test_best_of_must_equal_n() -> None:
 def test_without_a_template_there_is_no_chat() -> None:
     error = refusal(CHAT.decode, json.dumps({"messages": [USER]}).encode(), make_model(has_template=False))
     assert error.param == "messages" and "/v1/completions" in str(error)
+
+
+@pytest.mark.parametrize("endpoint", [CHAT, RAW, MESSAGES, RESPONSES])
+def test_a_model_may_be_named_or_not(endpoint: Any) -> None:
+    """The loaded one answers anyway; only what is no name is refused."""
+    prompt = {CHAT: "messages", RAW: "prompt", MESSAGES: "messages", RESPONSES: "input"}[endpoint]
+    body = {prompt: [USER] if prompt == "messages" else "hi", "max_tokens": 1}
+    if endpoint is RESPONSES:
+        del body["max_tokens"]
+    for named in ({}, {"model": None}, {"model": ""}, {"model": "another/model"}):
+        endpoint.decode(json.dumps(body | named).encode(), MODEL)
+    for wrong in (5, [], {"id": "a"}):
+        assert refusal(endpoint.decode, json.dumps(body | {"model": wrong}).encode(), MODEL).param == "model"

@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from jsonschema import Draft202012Validator
 
 from flare.conversation import Conversation, Message, SamplingRequest, Thinking, Tool, ToolCall, Tools
 from flare.errors import RequestError
 from flare.output import OutputSyntax
 from flare.prompting import check_tools, template_messages, template_tools
+from flare.protocols.openapi_requests import request_schemas
 from flare.protocols.responses import Responses
 from flare.protocols.responses_fields import INERT, UNBUILT, ResponsesRequest
 from tests.support.live_server import make_model
@@ -19,6 +21,7 @@ from tests.support.scripted_server import THINKING
 
 ENDPOINT = Responses()
 MODEL = make_model(output=OutputSyntax(tools="hermes", reasoning=("<think>", "</think>")), thinking=THINKING)
+SCHEMA = request_schemas(MODEL)["ResponsesRequest"]
 READ = {"type": "function", "name": "read", "parameters": {"type": "object"}}
 
 
@@ -328,3 +331,26 @@ def test_the_neutral_request() -> None:
     assert caught.value.param == "max_output_tokens"
     assert refused(stop=["x"], stop_token_ids=[1]).param == "stop_token_ids"
     assert refused(make_model(has_template=False)).param == "input"
+
+
+@pytest.mark.parametrize(
+    ("metadata", "param"),
+    [
+        ({str(i): "" for i in range(17)}, "metadata"),
+        ({"n" * 65: ""}, f"metadata.{'n' * 65}"),
+        ({"a": "v" * 513}, "metadata.a"),
+        ({"a": 1}, "metadata[...]"),
+        ({"a": {}}, "metadata[...]"),
+        ([], "metadata"),
+    ],
+)
+def test_metadata_has_the_bounds_that_openai_documents(metadata: Any, param: str) -> None:
+    assert refused(metadata=metadata).param == param
+    assert not Draft202012Validator(SCHEMA["properties"]["metadata"]).is_valid(metadata)
+
+
+def test_metadata_within_its_bounds() -> None:
+    most = {f"{i:064}": "é" * 512 for i in range(16)}
+    for metadata in (most, {}, None):
+        decode(metadata=metadata)
+        assert Draft202012Validator(SCHEMA["properties"]["metadata"]).is_valid(metadata)

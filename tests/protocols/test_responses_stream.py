@@ -218,6 +218,7 @@ def test_the_request_is_shown_in_the_response() -> None:
     collected.add(ending("stop_token", "ok", 1))
     shown = json.loads(ENDPOINT.encode(Response.begin("resp_", MODEL, decoded, 3), collected))
     SdkResponse.model_validate(shown, strict=True)
+    assert "hi" not in json.dumps(decoded.details), "what is not shown is not kept"
     same = body.keys() - {"input", "tools"}
     assert {name: shown[name] for name in same} == {name: body[name] for name in same}
     assert shown["tools"] == [{**READ, "description": None, "strict": False}, space, custom]

@@ -75,7 +75,8 @@ class Values:
     def _object(self, schema: Schema) -> st.SearchStrategy[Any]:
         properties, required = schema.get("properties", {}), schema.get("required", [])
         if not properties:
-            return st.dictionaries(st.text(max_size=4), ANYTHING, max_size=2)
+            others = schema.get("additionalProperties")
+            return st.dictionaries(st.text(max_size=4), self.of(others) if isinstance(others, dict) else ANYTHING, max_size=2)
         optional = [name for name in properties if name not in required]
 
         @st.composite
