@@ -113,9 +113,9 @@ INERT: Mapping[str, str] = {
     "user": "not stored",
     "metadata": "not stored",
     "safety_identifier": "not stored",
-    "prompt_cache_key": "prefixes are found by content",
-    "prompt_cache_retention": "prefixes are found by content",
-    "prompt_cache_options": "prefixes are found by content",
+    "prompt_cache_key": "no cache of prefixes is kept yet",
+    "prompt_cache_retention": "no cache of prefixes is kept yet",
+    "prompt_cache_options": "no cache of prefixes is kept yet",
 }
 """Fields that are checked for their type and then have no effect, with the reason."""
 

@@ -40,7 +40,7 @@ MAX_BOUNDARIES = 4
 
 BILLING_HEADER = "x-anthropic-billing-header:"
 """How a line of the system text begins that Claude Code adds. It differs between conversations and says nothing to a
-model: left in, no two conversations would share a prefix."""
+model: left in, it would make the beginnings of any two conversations different."""
 
 KEPT_THINKING = ("all", {"type": "all"})
 """The values of `keep` by which all thinking blocks stay."""

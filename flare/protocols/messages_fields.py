@@ -166,7 +166,7 @@ class MessagesRequest(CountRequest, kw_only=True):
 INERT: Mapping[str, str] = {
     "model": "the loaded model always answers; its own name is returned",
     "metadata": "not stored",
-    "cache_control": "prefixes are found by content; markers on a user's blocks are hints, all others have no effect",
+    "cache_control": "no cache of prefixes is kept yet",
     "thinking.display": "all reasoning is returned: the next request can only hold what this one returned",
     "tools[].defer_loading": "every tool is shown to the model from the start",
     "tools[].eager_input_streaming": "a call is sent when it is complete",

@@ -46,7 +46,7 @@ TEXT_FORMAT: Schema = {"type": ["object", "null"], "properties": {"type": word("
 THINKING: Mapping[str, Schema] = {
     "reasoning_effort": MAYBE_TEXT,
     "thinking_level": MAYBE_TEXT,
-    "reasoning": nullable_object(effort=MAYBE_TEXT),
+    "reasoning": nullable_object(effort=MAYBE_TEXT, summary=MAYBE_TEXT),
     "enable_thinking": SWITCH,
     "thinking": any_of(
         SWITCH,

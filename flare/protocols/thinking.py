@@ -18,6 +18,7 @@ def decode_thinking(fields: CommonFields, levels: list[str]) -> Thinking:
 
     Level: reasoning_effort, thinking_level, reasoning.effort, chat_template_kwargs.reasoning_effort. Switch:
     enable_thinking, thinking (true, false or {"type": "enabled" | "disabled"}), chat_template_kwargs.enable_thinking.
+    reasoning.summary has no effect: reasoning comes back whole.
     Raises RequestError with code invalid_thinking (a wrong type) or conflicting_thinking (two spellings that disagree);
     `levels` go with it.
     """
@@ -25,7 +26,7 @@ def decode_thinking(fields: CommonFields, levels: list[str]) -> Thinking:
     reasoning = _object(fields.reasoning, "reasoning", levels)
     for name, value, known in (
         ("chat_template_kwargs", template, {"reasoning_effort", "enable_thinking"}),
-        ("reasoning", reasoning, {"effort"}),
+        ("reasoning", reasoning, {"effort", "summary"}),
     ):
         for key in value:
             if key not in known and value[key] is not None:
@@ -44,6 +45,8 @@ def decode_thinking(fields: CommonFields, levels: list[str]) -> Thinking:
     for name, value in asked_levels:
         if not isinstance(value, str):
             raise refusal(name, "expected a string, the name of a level", levels, code="invalid_thinking")
+    if not isinstance(reasoning.get("summary"), str | None):
+        raise refusal("reasoning.summary", "expected a string", levels, code="invalid_thinking")
     for name, value in asked_switches:
         if not isinstance(value, bool):
             raise refusal(name, "expected true or false", levels, code="invalid_thinking")

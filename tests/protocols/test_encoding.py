@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from flare.conversation import Failed, Finished, Text, Timings
 from flare.errors import RequestError
 from flare.protocols.chat import ChatCompletions
 from flare.protocols.completions import Completions
+from flare.protocols.encoding import timings_object
 from flare.protocols.endpoint import Collected, Response
 from tests.support.live_server import events, make_model
 
@@ -176,3 +179,9 @@ def test_a_rate_without_time_is_null() -> None:
     collected.add(Finished(0, "", 0, "max_tokens", None, 4, 0, 0, Timings()))
     timings = json.loads(ENDPOINTS["completions"].encode(response("completions"), collected))["timings"]
     assert timings["prompt_per_second"] is None and timings["predicted_per_second"] is None
+
+
+def test_the_documents_list_the_timings(repository: Path) -> None:
+    text = (repository / "docs/api.md").read_text()
+    table = text[text.index("| field of `timings` |") :].split("\n\n")[0]
+    assert re.findall(r"^\| `(\w+)` \|", table, re.M) == list(timings_object([end()]))

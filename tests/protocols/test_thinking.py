@@ -50,7 +50,7 @@ def resolve(controls: dict[str, Any], **fields: Any) -> dict[str, Any]:
     [
         {"reasoning_effort": "low"},
         {"thinking_level": "low"},
-        {"reasoning": {"effort": "low"}},
+        {"reasoning": {"effort": "low", "summary": "auto"}},
         {"chat_template_kwargs": {"reasoning_effort": "low"}},
         {"reasoning_effort": "low", "enable_thinking": True, "thinking_level": "low"},
         {"reasoning_effort": "low", "thinking": {"type": "enabled"}, "reasoning": None, "chat_template_kwargs": {}},
@@ -111,6 +111,7 @@ def test_a_model_without_controls_does_not_think() -> None:
         (EFFORTS, {"thinking": {"type": "adaptive"}}, "invalid_thinking", "thinking"),
         (EFFORTS, {"thinking": {"type": ["enabled"]}}, "invalid_thinking", "thinking"),
         (EFFORTS, {"reasoning": "low"}, "invalid_thinking", "reasoning"),
+        (EFFORTS, {"reasoning": {"summary": True}}, "invalid_thinking", "reasoning.summary"),
         (EFFORTS, {"chat_template_kwargs": []}, "invalid_thinking", "chat_template_kwargs"),
     ],
 )

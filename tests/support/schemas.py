@@ -76,7 +76,9 @@ class Values:
         properties, required = schema.get("properties", {}), schema.get("required", [])
         if not properties:
             others = schema.get("additionalProperties")
-            return st.dictionaries(st.text(max_size=4), self.of(others) if isinstance(others, dict) else ANYTHING, max_size=2)
+            return st.dictionaries(
+                st.text(max_size=4), self.of(others) if isinstance(others, dict) else ANYTHING, max_size=2
+            )
         optional = [name for name in properties if name not in required]
 
         @st.composite
