@@ -10,62 +10,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flare.conversation import Boundary, Conversation, Message, Thinking, Tool, ToolCall, Tools
+from flare.conversation import Boundary, Message, Thinking, Tool, ToolCall, Tools
 from flare.errors import RequestError
-from flare.output import OutputSyntax
 from flare.protocols.messages import CountTokens, Messages
 from flare.protocols.messages_thinking import MARKER, Marker
 from flare.thinking import template_variables
+from tests.protocols.messages_bodies import (
+    EPHEMERAL,
+    MODEL,
+    SCHEMA,
+    TOOLS,
+    USER,
+    assistant,
+    call,
+    conversation,
+    decode,
+    marked,
+    refusal,
+    result,
+    text,
+    user,
+)
 from tests.support.live_server import make_model
-
-USER = {"role": "user", "content": "hi"}
-MODEL = make_model(output=OutputSyntax(tools="hermes", reasoning=("<think>", "</think>")), continuation="<|im_end|>\n")
-EPHEMERAL = {"type": "ephemeral"}
-PNG = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}}
-
-
-def decode(model: Any = MODEL, **fields: Any) -> Any:
-    return Messages().decode(json.dumps({"max_tokens": 5, "messages": [USER], **fields}).encode(), model).generation
-
-
-def conversation(*messages: Any, model: Any = MODEL, **fields: Any) -> Conversation:
-    (prompt,) = decode(model, messages=list(messages), **fields).prompts
-    return prompt
-
-
-def refusal(model: Any = MODEL, **fields: Any) -> RequestError:
-    """The refusal of a message, which is also that of its count; both in one short line that names the field."""
-    body = json.dumps({"max_tokens": 5, "messages": [USER], **fields}).encode()
-    with pytest.raises(RequestError) as caught:
-        Messages().decode(body, model)
-    with pytest.raises(RequestError) as counted:
-        CountTokens().count(body, model)
-    error = caught.value
-    assert str(counted.value) == str(error)
-    assert error.status == 400 and error.type == "invalid_request_error"
-    assert error.param and str(error).startswith(error.param + ": ")
-    assert "\n" not in str(error) and len(str(error)) < 300 and "msgspec" not in str(error)
-    return error
-
-
-def text(value: str, **more: Any) -> dict[str, Any]:
-    return {"type": "text", "text": value, **more}
-
-
-def result(id: str, content: Any = None, **more: Any) -> dict[str, Any]:
-    return {"type": "tool_result", "tool_use_id": id, **({} if content is None else {"content": content}), **more}
-
-
-def call(id: str, name: str = "f", input: Any = None) -> dict[str, Any]:
-    return {"type": "tool_use", "id": id, "name": name, "input": input or {}}
-
-
-def assistant(*blocks: Any) -> dict[str, Any]:
-    return {"role": "assistant", "content": list(blocks)}
-
-
-def user(*blocks: Any) -> dict[str, Any]:
-    return {"role": "user", "content": list(blocks)}
 
 
 def test_system_text_in_every_place_and_form() -> None:
@@ -136,10 +102,6 @@ def test_results_and_texts_of_one_message_keep_their_order() -> None:
 def test_an_empty_message_stays_a_message() -> None:
     assert conversation(user()).messages == [Message("user", "")]
     assert conversation({"role": "user", "content": ""}).messages == [Message("user", "")]
-
-
-def marked(value: str) -> dict[str, Any]:
-    return {"type": "thinking", "thinking": value, "signature": str(Marker(value))}
 
 
 @given(st.text(), st.text())
@@ -221,8 +183,6 @@ def test_a_last_assistant_message_is_continued() -> None:
     assert refusal(messages=[USER, assistant(text("x"), call("t1"))]).param == "messages"
 
 
-SCHEMA = {"type": "object", "properties": {"q": {"type": "string"}}}
-TOOLS = [{"name": "a", "description": "d", "input_schema": SCHEMA}, {"name": "b", "type": "custom", "input_schema": {}}]
 OFFERED = (Tool("a", "d", SCHEMA), Tool("b", None, {}))
 
 
@@ -342,109 +302,3 @@ def test_counting_prepares_the_same_prompt() -> None:
     assert json.loads(CountTokens().encode(17)) == {"input_tokens": 17}
     with pytest.raises(RequestError, match="max_tokens: this field is required"):
         Messages().decode(json.dumps(body).encode(), MODEL)
-
-
-KEPT = {"type": "clear_thinking_20251015", "keep": "all"}
-
-
-def test_keeping_all_thinking_is_the_only_edit() -> None:
-    for edits in (None, [], [KEPT], [KEPT | {"keep": {"type": "all"}}, KEPT]):
-        assert conversation(USER, context_management={"edits": edits}) == conversation(USER)
-
-
-REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"context_management": {"edits": [KEPT, KEPT | {"trigger": 1}]}}, "context_management.edits[1]"),
-    ({"context_management": {"compact": True}}, "context_management.compact"),
-    ({"max_tokens": 0}, "max_tokens"),
-    ({"max_tokens": -1}, "max_tokens"),
-    ({"max_tokens": 1.5}, "max_tokens"),
-    ({"max_tokens": None}, "max_tokens"),
-    ({"max_tokens": 2**31}, "max_tokens"),
-    ({"messages": []}, "messages"),
-    ({"messages": [{"role": "system", "content": ""}]}, "messages"),
-    ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
-    ({"messages": [{"role": "user"}]}, "messages[0].content"),
-    ({"messages": [{"role": "user", "content": None}]}, "messages[0].content"),
-    ({"messages": [user({"text": "x"})]}, "messages[0].content[0].type"),
-    ({"messages": [user(text("x", foo=1))]}, "messages[0].content[0].foo"),
-    ({"messages": [user({"type": "text"})]}, "messages[0].content[0].text"),
-    ({"messages": [user(call("t"))]}, "messages[0].content[0].type"),
-    ({"messages": [user(marked("x"))]}, "messages[0].content[0].type"),
-    ({"messages": [USER, assistant(result("t", "x")), USER]}, "messages[1].content[0].type"),
-    ({"messages": [{"role": "system", "content": [result("t", "x")]}]}, "messages[0].content[0].type"),
-    ({"messages": [user(text("a"), PNG)]}, "messages[0].content[1].type"),
-    ({"messages": [user(result("t", [text("a"), PNG]))]}, "messages[0].content[0].content[1].type"),
-    ({"messages": [USER, assistant(call("t", "")), USER]}, "messages[1].content[0].name"),
-    (
-        {"messages": [USER, assistant({"type": "tool_use", "id": "", "name": "f", "input": {}})]},
-        "messages[1].content[0].id",
-    ),
-    (
-        {"messages": [USER, assistant({"type": "tool_use", "id": "t", "name": "f", "input": "{}"})]},
-        "messages[1].content[0].input",
-    ),
-    ({"messages": [USER, assistant({"type": "redacted_thinking", "data": "x"}), USER]}, "messages[1].content[0].type"),
-    ({"system": [PNG]}, "system[0].type"),
-    ({"system": 5}, "system"),
-    ({"tools": [{"name": "f"}]}, "tools[0].input_schema"),
-    ({"tools": [{"name": "", "input_schema": {}}]}, "tools[0].name"),
-    ({"tools": [{"name": "f" * 129, "input_schema": {}}]}, "tools[0].name"),
-    ({"tools": [{"name": "f", "input_schema": {"type": "array"}}]}, "tools[0].input_schema.type"),
-    ({"tools": [TOOLS[0], TOOLS[0]]}, "tools[1].name"),
-    ({"tools": [TOOLS[0] | {"strict": True}]}, "tools[0].strict"),
-    ({"tools": [TOOLS[0] | {"input_examples": [{"q": "x"}]}]}, "tools[0].input_examples"),
-    ({"tools": [TOOLS[0] | {"allowed_callers": ["code_execution_20250825"]}]}, "tools[0].allowed_callers"),
-    ({"tools": TOOLS, "tool_choice": {"type": "tool"}}, "tool_choice.name"),
-    ({"tools": TOOLS, "tool_choice": {"type": "tool", "name": "c"}}, "tool_choice.name"),
-    ({"tools": TOOLS, "tool_choice": {"type": "any", "name": "a"}}, "tool_choice.name"),
-    ({"tools": TOOLS, "tool_choice": {"type": "required"}}, "tool_choice.type"),
-    ({"tool_choice": {"type": "any"}}, "tool_choice"),
-    ({"thinking": {"type": "on"}}, "thinking.type"),
-    ({"thinking": {"type": "enabled", "budget_tokens": 0}}, "thinking.budget_tokens"),
-    ({"thinking": {"type": "disabled", "budget_tokens": 1024}}, "thinking.budget_tokens"),
-    ({"output_config": {"effort": "huge"}}, "output_config.effort"),
-    ({"output_config": {"format": {"type": "json_schema", "schema": {}}}}, "output_config.format"),
-    ({"output_config": {"task_budget": {"type": "tokens", "total": 5}}}, "output_config.task_budget"),
-    ({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, "context_management.edits[0]"),
-    ({"context_management": {"edits": [{"type": "clear_thinking_20251015"}]}}, "context_management.edits[0]"),
-    (
-        {
-            "context_management": {
-                "edits": [{"type": "clear_thinking_20251015", "keep": {"type": "thinking_turns", "value": 1}}]
-            }
-        },
-        "context_management.edits[0]",
-    ),
-    ({"stop_sequences": ["a"] * 5}, "stop_sequences"),
-    ({"stop_sequences": [""]}, "stop_sequences"),
-    ({"stop_sequences": ["é" * 2049]}, "stop_sequences"),
-    ({"stop_sequences": ["a"], "stop_token_ids": [3]}, "stop_token_ids"),
-    ({"temperature": "0.5"}, "temperature"),
-    ({"top_k": 1.5}, "top_k"),
-    ({"top_k": True}, "top_k"),
-    ({"safeguards": [{"type": "dangerous_tool_use"}]}, "safeguards"),
-    ({"inference_geo": "eu"}, "inference_geo"),
-    ({"mystery": 1}, "mystery"),
-]
-
-
-@pytest.mark.parametrize(("fields", "param"), REFUSED, ids=[f"{i}-{param}" for i, (_, param) in enumerate(REFUSED)])
-def test_refusals_name_the_field(fields: dict[str, Any], param: str) -> None:
-    if fields == {"max_tokens": None}:
-        with pytest.raises(RequestError) as caught:
-            decode(**fields)
-        assert caught.value.param == param
-    else:
-        assert refusal(**fields).param == param
-
-
-def test_a_model_without_tools_refuses_them_and_what_tells_of_them() -> None:
-    plain = make_model()
-    assert conversation(USER, model=plain, tools=[]).tools == Tools()
-    assert refusal(plain, tools=TOOLS).param == "tools"
-    assert refusal(plain, tool_choice={"type": "any"}).param == "tool_choice"
-    unasked = conversation(USER, model=plain, tools=TOOLS, tool_choice={"type": "none"}).tools
-    assert unasked.choice == "none" and len(unasked.offered) == len(TOOLS)
-    assert refusal(plain, messages=[USER, assistant(call("t")), USER]).param == "messages[1].content[0].type"
-    assert refusal(plain, messages=[user(result("t", "x"))]).param == "messages[0].content[0].type"
-    assert refusal(make_model(has_template=False)).param == "messages"
