@@ -85,6 +85,11 @@ class ServedModel:
         """Whether requests may offer tools: the template shows them, and the model's calls can be read."""
         return self.output.tools is not None and self.shows_tools
 
+    @property
+    def levels(self) -> list[str]:
+        """The names of the thinking levels."""
+        return [level["id"] for level in self.thinking["levels"]]
+
     def sampling_default(self, name: str) -> Any:
         """Returns the prepared default of a sampling field, or the neutral one."""
         value = self.defaults.get(name)

@@ -109,9 +109,8 @@ def _nearest(name: str, levels: list[Mapping[str, Any]]) -> Mapping[str, Any] | 
     return min(named, key=lambda level: (abs(EFFORTS.index(level["id"]) - rank), -EFFORTS.index(level["id"])))
 
 
-def check_effort(effort: str, field: str, table: Mapping[str, Any]) -> None:
-    """Raises RequestError (unsupported_reasoning_effort) for an effort that is neither of EFFORTS nor a level of `table`."""
-    ids = [level["id"] for level in table["levels"]]
+def check_effort(effort: str, field: str, ids: list[str]) -> None:
+    """Raises RequestError (unsupported_reasoning_effort) for an effort that is neither of EFFORTS nor a level, one of `ids`."""
     if effort not in EFFORTS and effort not in ids:
         text = f"{effort[:80]!r} is not one of {', '.join(dict.fromkeys([*EFFORTS, *ids]))}"
         raise refusal(field, text, ids, code="unsupported_reasoning_effort")

@@ -98,7 +98,7 @@ class ChatCompletions:
         stops = shared.stop_strings(request.stop)
         conversation = Conversation(
             messages=[decode_message(message, f"messages[{i}]", model) for i, message in enumerate(request.messages)],
-            thinking=decode_thinking(request, [level["id"] for level in model.thinking["levels"]]),
+            thinking=decode_thinking(request, model.levels),
             add_generation_prompt=request.add_generation_prompt is not False,
             continue_final=_continues(request, model),
             tools=decode_tools(request.tools, request.tool_choice, request.parallel_tool_calls, model),

@@ -35,7 +35,12 @@ COMPLAINTS: Mapping[str, str] = {
     "object keys must be strings": "a name that is no string",
     "invalid number": "a number that is none",
     "invalid escape character in string": "an unknown escape in a string",
+    "invalid escaped character": "an unknown escape in a string",
+    "invalid character in unicode escape": "an unknown escape in a string",
+    "unexpected end of hex escape": "an unknown escape in a string",
     "invalid utf-16 surrogate pair": "half of a surrogate pair in a string",
+    "unexpected end of escaped utf-16 surrogate pair": "half of a surrogate pair in a string",
+    "expected '\"'": "a name that is no string",
 }
 """What msgspec finds wrong with JSON, in our words."""
 

@@ -45,7 +45,7 @@ def asked_thinking(config: ThinkingConfig | None, effort: str | None, model: Ser
     controls. Raises RequestError for an effort that no level has as its name, and for a budget of disabled thinking.
     """
     if effort is not None:
-        check_effort(effort, "output_config.effort", model.thinking)
+        check_effort(effort, "output_config.effort", model.levels)
     switch = None
     level = effort
     level_field = "output_config.effort"

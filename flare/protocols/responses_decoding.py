@@ -70,11 +70,10 @@ def _thinking(request: ResponsesRequest, model: ServedModel) -> Thinking:
     switch, switch_field = native.enable_thinking, "chat_template_kwargs.enable_thinking"
     if effort is None:
         return Thinking(native.reasoning_effort, "chat_template_kwargs.reasoning_effort", switch, switch_field)
-    check_effort(effort, "reasoning.effort", model.thinking)
+    check_effort(effort, "reasoning.effort", model.levels)
     if native.reasoning_effort not in (None, effort):
-        levels = [level["id"] for level in model.thinking["levels"]]
         field = "chat_template_kwargs.reasoning_effort"
-        raise refusal(field, "disagrees with reasoning.effort", levels, code="conflicting_thinking")
+        raise refusal(field, "disagrees with reasoning.effort", model.levels, code="conflicting_thinking")
     return Thinking(effort, "reasoning.effort", switch, switch_field, nearest=True)
 
 

@@ -7,6 +7,8 @@ import re
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from flare.conversation import Conversation, Message, RawPrompt
 from flare.errors import RequestError
@@ -77,6 +79,9 @@ def test_what_is_not_a_request(body: bytes, says: str) -> None:
         ('{"user": "\\udcf0"}', "half of a surrogate pair"),
         ('{"user": "\\\\ud83d \\ud83d\\ude00 \\ud83d"}', "half of a surrogate pair"),
         ('{"\\ud83d": 1}', "half of a surrogate pair"),
+        ('{"user": "\\ud83d, and much more text"}', "half of a surrogate pair"),
+        ('{"user": "\\ud83d\\u0041"}', "half of a surrogate pair"),
+        ('{"user": "\\uzzzz"}', "an unknown escape"),
         ('{"metadata": {"a": "\\ud83d x"}}', "half of a surrogate pair"),
         ('{"temperature": NaN}', "NaN or Infinity"),
         ('{"temperature": -Infinity}', "NaN or Infinity"),
@@ -98,7 +103,21 @@ def test_bad_json_is_located(text: str, says: str) -> None:
     else:
         assert "surrogate" in says or "NaN" in says, "Python takes only these"
         begin = body.rindex("\\ud") if "surrogate" in says else body.index("NaN" if "NaN" in body else "-Infinity")
-        assert abs(begin - len(body.encode()[: int(byte)].decode())) <= 7
+        assert abs(begin - len(body.encode()[: int(byte)].decode())) <= len(r"\ud83d\u0041")
+
+
+FAULTLESS = (
+    '{"model": "a\\u00e9\\ud83d\\ude00\\n", "n": 1, "store": [false, {"a": -1.5e3}], '
+    '"messages": [{"role": "user", "content": "é"}]}'
+)
+
+
+@given(st.integers(0, len(FAULTLESS) - 1), st.sampled_from([*'{}[]",:\\eu0dD-+.\n x', ""]))
+def test_every_fault_of_json_has_its_words(place: int, put: str) -> None:
+    try:
+        CHAT.decode((FAULTLESS[:place] + put + FAULTLESS[place + 1 :]).encode(), MODEL)
+    except RequestError as error:
+        assert "something unexpected" not in str(error)
 
 
 @pytest.mark.parametrize(
