@@ -21,6 +21,10 @@ class InputError(FlareError):
     exit_code = 2
 
 
+class NoCore(InputError):
+    """No directory is at the path of a core. The line begins with the path; who knows where that was given puts it before."""
+
+
 class ReplayDead(FlareError):
     """A replay can run nothing any more: it was closed, or its device is lost. Every other exception of a replay's `step`
     and `sample` concerns that one call."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from flare.core.checksums import sha256_bytes, sha256_chunked
 from flare.core.graph import Graph, decode_graph
 from flare.core.manifest import MANIFEST_CHECKSUM_FILE, MANIFEST_FILE, Manifest, decode_manifest
-from flare.errors import CoreError, InputError
+from flare.errors import CoreError, InputError, NoCore
 
 MAX_SMALL_FILE_BYTES = 256 << 20
 WEIGHTS_FILE = "weights.safetensors"
@@ -50,18 +50,21 @@ class Core:
 def open_core(path: str | os.PathLike[str], *, verify: bool = False) -> Core:
     """Opens the core directory at `path` and checks it; `verify` also hashes every byte of the weights.
 
-    Raises InputError when there is no such directory, CoreError naming file, value and remedy when the core is bad.
+    Raises NoCore when there is no such directory, CoreError naming file, value and remedy when the core is bad.
     """
     root = Path(os.path.realpath(path))
     if not os.path.isdir(root):
-        raise InputError(
-            f"{os.fspath(path)}: no such core directory; `ignition export RECIPE -o {os.fspath(path)}` makes one"
-        )
+        from flare.core import wrong_path
+
+        found = wrong_path.file if os.path.lexists(root) else wrong_path.missing
+        raise NoCore(f"{os.fspath(path)}: {found(Path(path))}")
     _check_mode(root, os.stat(root), str(path))
     if not os.access(root, os.R_OK | os.X_OK):
         raise InputError(f"{os.fspath(path)}: may not be read by this user; check its permissions")
     if not os.path.lexists(root / MANIFEST_FILE):
-        raise CoreError(f"{os.fspath(path)}: has no {MANIFEST_FILE}, so it is not a core; export it again")
+        from flare.core import wrong_path
+
+        raise CoreError(f"{os.fspath(path)}: {wrong_path.directory(Path(path))}")
     data = _read(root, MANIFEST_FILE)
     digest = sha256_bytes(data)
     recorded = _read(root, MANIFEST_CHECKSUM_FILE).decode("ascii", "replace").split()
