@@ -4,15 +4,32 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Mapping
 from queue import SimpleQueue
-from typing import TextIO
+from typing import Any, TextIO
 
-from flare.config import RuntimeSettings
-from flare.conversation import Conversation, Event, Failed, Finished, GenerationRequest, Message, Reasoning, Text
+from flare.config import MIB, RuntimeSettings
+from flare.conversation import (
+    Conversation,
+    Event,
+    Failed,
+    Finished,
+    GenerationRequest,
+    Message,
+    Reasoning,
+    SamplingRequest,
+    Text,
+)
 from flare.errors import InputError, RequestError
 from flare.runtime import Runtime
+from flare.settings import seen
 
+CLEAR = "/clear"
+LEAVE = ("/exit", "/quit")
 HELP = "Ctrl-C stops an answer, /clear forgets the conversation, /exit leaves."
+MAX_PIPED_BYTES = 32 * MIB
+AS_PREPARED = SamplingRequest()
+"""The core's own sampling."""
 CONTROLS = {code: None for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
 """C0 and C1 control characters, by which a model's text could drive the terminal; for `str.translate`."""
 CUT = {"max_tokens": "cut at the token limit", "context_full": "the context is full; /clear starts again"}
@@ -21,8 +38,11 @@ CUT = {"max_tokens": "cut at the token limit", "context_full": "the context is f
 class Terminal:
     """One conversation with a runtime. `out` gets the answers, `notes` (None: nobody) what is said about them."""
 
-    def __init__(self, runtime: Runtime, out: TextIO, notes: TextIO | None) -> None:
+    def __init__(
+        self, runtime: Runtime, out: TextIO, notes: TextIO | None, sampling: SamplingRequest = AS_PREPARED
+    ) -> None:
         self.runtime = runtime
+        self.sampling = sampling
         self.out = out
         self.notes = notes
         self.messages: list[Message] = []
@@ -36,7 +56,7 @@ class Terminal:
         conversation is then as before.
         """
         asked = [*self.messages, Message("user", text)]
-        request = GenerationRequest(prompts=[Conversation(asked)], prompt_field="messages")
+        request = GenerationRequest(prompts=[Conversation(asked)], prompt_field="messages", sampling=self.sampling)
         arrived_at = time.monotonic()
         prepared = self.runtime.prepare(request)
         events: list[Event] = []
@@ -88,7 +108,7 @@ class Terminal:
         print(f"{self.runtime.model.id}: {HELP}", file=self.notes)
         while True:
             try:
-                text = input("> ").strip()
+                line = input("> ")
             except EOFError:
                 print(file=self.notes)
                 return
@@ -98,10 +118,13 @@ class Terminal:
             except KeyboardInterrupt:
                 print(file=self.notes)
                 continue
-            if text in ("/exit", "/quit"):
+            text = line.strip()
+            if text in LEAVE:
                 return
-            if text == "/clear":
+            if text == CLEAR:
                 self.messages = []
+            elif line.startswith("/"):
+                print(f"flare: {seen(text)} is no command, a space before it makes it text; {HELP}", file=self.notes)
             elif text:
                 try:
                     self.ask(checked(text, "that line"))
@@ -118,23 +141,31 @@ def checked(text: str, name: str) -> str:
     return text
 
 
-def read_prompt() -> str:
-    """Returns what is piped in. Raises InputError when it is not UTF-8."""
+def read_piped() -> str | None:
+    """Returns what is piped in, None where standard input is a terminal or closed.
+
+    Raises InputError when it is not UTF-8, or longer than any prompt.
+    """
+    if sys.stdin is None or sys.stdin.isatty():
+        return None
+    data = sys.stdin.buffer.read(MAX_PIPED_BYTES + 1)
+    if len(data) > MAX_PIPED_BYTES:
+        raise InputError(f"standard input: longer than {MAX_PIPED_BYTES} bytes; pipe less")
     try:
-        return sys.stdin.buffer.read().decode()
+        return data.decode()
     except UnicodeDecodeError as error:
         raise InputError(f"standard input: byte {error.start} is not UTF-8 text") from None
 
 
-def run(settings: RuntimeSettings, prompt: str | None) -> None:
-    """Answers `prompt`, or what is piped in, once; with neither, talks.
+def run(settings: RuntimeSettings, prompt: str | None, sampling: Mapping[str, Any]) -> None:
+    """Answers what is piped in and `prompt` behind it, once; with neither, talks. `sampling` are fields of SamplingRequest.
 
     Raises FlareError when it cannot, KeyboardInterrupt when the one answer was interrupted.
     """
-    talking = prompt is None and sys.stdin.isatty()
-    if prompt is None and not talking:
-        prompt = read_prompt()
-    if prompt is not None and not checked(prompt, "the prompt").strip():
+    piped = read_piped()
+    talking = prompt is None and piped is None
+    prompt = "\n\n".join(text for text in (piped, checked(prompt or "", "the prompt")) if text and text.strip())
+    if not talking and not prompt:
         raise InputError("the prompt is empty; give it as an argument or on standard input")
     runtime = Runtime.load(settings)
     if not runtime.model.has_template:
@@ -143,12 +174,12 @@ def run(settings: RuntimeSettings, prompt: str | None) -> None:
             f"{settings.core}: this core has no chat template; `flare serve` answers /v1/completions with it"
         )
     try:
-        terminal = Terminal(runtime, sys.stdout, sys.stderr if talking else None)
+        terminal = Terminal(runtime, sys.stdout, sys.stderr if talking else None, SamplingRequest(**sampling))
         if talking:
             import readline  # noqa: F401  line editing and history for input()
 
             terminal.converse()
-        elif prompt is not None and not terminal.ask(prompt):
+        elif not terminal.ask(prompt):
             raise KeyboardInterrupt
     finally:
         runtime.close()

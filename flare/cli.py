@@ -8,22 +8,84 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from flare import __version__
-from flare.errors import FlareError, InputError
+from flare.errors import FlareError, InputError, NoCore
 from flare.report import Laps
-from flare.settings import SETTINGS, Names, Setting, Switch
+from flare.settings import SETTINGS, Names, Number, Setting, Switch, Whole, seen
 from flare.sources import Configuration, configure
 
 INTERRUPTED = 130
+EXPORTER = ("export", "inspect", "validate")
+"""Commands that are looked for here and are those of `ignition`."""
+
+
+ASKED = (
+    Setting(
+        "temperature",
+        "",
+        Number(-1e4, 1e4),
+        "how far the draw strays from the likeliest tokens; 0 takes the likeliest",
+        "--temperature T",
+        "the core's",
+    ),
+    Setting(
+        "seed", "", Whole(0, 2**63 - 1), "number that the draw is made from", "--seed N", "the core's, else at random"
+    ),
+)
+"""What `flare chat` sends with each question, bounded as in a request."""
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose complaints are one line."""
+    """A parser whose complaints are one line. Options are written out and may stand between arguments."""
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(allow_abbrev=False, **given)
 
     def error(self, message: str) -> NoReturn:
         raise InputError(f"{message}; see `{self.prog} --help`")
+
+    def read(self, arguments: list[str]) -> argparse.Namespace:
+        """Returns the options of a command. Raises InputError, for the first argument that it does not take."""
+        options, left = self.parse_known_intermixed_args(arguments)
+        for word in left:
+            if word.startswith("-") and word != "-":
+                name = word.partition("=")[0]
+                self.error(f"{seen(name)} is no option of `{self.prog}`{meant(name, self._option_string_actions)}")
+        if left:
+            self.error(f"{seen(left[0])} is one argument too many; what has spaces stands in quotes")
+        return options
+
+
+class Program(Parser):
+    """The parser of the whole command line: its first argument is the command, whose own parser takes the rest."""
+
+    commands: Mapping[str, Parser]
+
+    def read(self, arguments: list[str]) -> argparse.Namespace:
+        word = arguments[0] if arguments else ""
+        if word in self.commands:
+            return self.commands[word].read(arguments[1:])
+        if word in EXPORTER:
+            self.error(f"{word} is a command of the exporter: `ignition {word}`")
+        if word and not word.startswith("-"):
+            names = " and ".join(self.commands)
+            self.error(f"{seen(word)} is no command{meant(word, self.commands)}; there are {names}")
+        name = word.partition("=")[0]
+        if name.startswith("-") and name not in self._option_string_actions:
+            self.error(f"{seen(name)} is no option of `{self.prog}`; those of a command stand behind it")
+        return self.parse_args(arguments)
+
+
+def meant(word: str, names: Iterable[str]) -> str:
+    """Returns the end of a complaint that asks whether the name was meant that comes closest."""
+    from difflib import get_close_matches
+
+    close = get_close_matches(word, list(names), n=1, cutoff=0.7)
+    return f"; is {close[0]} meant?" if close else ""
 
 
 def add_option(parser: Parser, setting: Setting) -> None:
@@ -40,14 +102,20 @@ def add_option(parser: Parser, setting: Setting) -> None:
     parser.add_argument(setting.flag, **options)
 
 
-def make_parser() -> Parser:
+def make_parser() -> Program:
     """Returns the parser of the whole command line."""
-    parser = Parser(prog="flare", description="Serve an exported core: loads and replays, compiles nothing.")
+    parser = Program(prog="flare", description="Serve an exported core: loads and replays, compiles nothing.")
     parser.add_argument("--version", action="version", version=f"flare {__version__}")
-    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=Parser)
+    parser.commands = commands.choices
 
     loading = Parser(add_help=False)
-    loading.add_argument("core", metavar="CORE", nargs="?", help="directory of an exported core (default: the file's)")
+    loading.add_argument(
+        "core",
+        metavar="CORE",
+        nargs="?",
+        help="directory of an exported core (default: the variable FLARE_CORE, else [runtime] core of the file)",
+    )
     loading.add_argument(
         "--config", metavar="FILE", help="TOML file with settings (default: the variable FLARE_CONFIG)"
     )
@@ -55,7 +123,9 @@ def make_parser() -> Parser:
         if setting.table == "runtime" and setting.flag.startswith("--"):
             add_option(loading, setting)
 
-    serve = commands.add_parser("serve", parents=[loading], help="serve a core over HTTP with the OpenAI APIs")
+    serve = commands.add_parser(
+        "serve", parents=[loading], help="serve a core over HTTP with the OpenAI and Anthropic APIs"
+    )
     for setting in SETTINGS:
         if setting.table == "server" and setting.flag:
             add_option(serve, setting)
@@ -65,7 +135,14 @@ def make_parser() -> Parser:
     serve.set_defaults(command=run_serve)
 
     chat = commands.add_parser("chat", parents=[loading], help="talk to a core in the terminal")
-    chat.add_argument("prompt", metavar="PROMPT", nargs="?", help="ask this and leave (default: a conversation)")
+    chat.add_argument(
+        "prompt",
+        metavar="PROMPT",
+        nargs="?",
+        help="ask this and leave; text piped in stands before it, and alone is a prompt too (default: a conversation)",
+    )
+    for setting in ASKED:
+        add_option(chat, setting)
     chat.set_defaults(command=run_chat)
     return parser
 
@@ -76,39 +153,57 @@ def configured(options: argparse.Namespace) -> Configuration:
     return configure(given, config=options.config)
 
 
-def warn(configuration: Configuration) -> None:
-    for line in configuration.warnings:
+def warn(lines: Iterable[str]) -> None:
+    for line in lines:
         print(f"flare: warning: {' '.join(line.split())}", file=sys.stderr)
+
+
+@contextmanager
+def naming_the_core(configuration: Configuration, hint: str = "") -> Iterator[None]:
+    """Puts where the core was named before the line that says that none is there, and `hint` behind it."""
+    try:
+        yield
+    except NoCore as error:
+        raise InputError(f"{configuration.place('core')}: {error}{hint}") from None
 
 
 def run_serve(options: argparse.Namespace) -> None:
     laps = Laps.since_process_start()
     configuration = configured(options)
     settings = configuration.server()
-    warn(configuration)
+    warn([*configuration.warnings, *configuration.key_warnings(settings)])
     if options.print_config:
         print(configuration.toml(), end="")
         return
     runtime = configuration.runtime()
     from flare.http.startup import serve
 
-    serve(runtime, settings, laps)
+    with naming_the_core(configuration):
+        serve(runtime, settings, laps)
 
 
 def run_chat(options: argparse.Namespace) -> None:
     configuration = configured(options)
-    warn(configuration)
+    warn(configuration.warnings)
+    asked = {
+        setting.name: setting.accept(setting.flag, value, setting.kind.parse)
+        for setting in ASKED
+        if (value := getattr(options, setting.name)) is not None
+    }
     settings = configuration.runtime()
     from flare.chat_terminal import run
 
-    run(settings, options.prompt)
+    lone = options.core is not None and options.prompt is None
+    hint = "; a prompt is the second argument: `flare chat CORE PROMPT`" if lone else ""
+    with naming_the_core(configuration, hint):
+        run(settings, options.prompt, asked)
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Runs the command line and exits: 0 when all went well, 1 for a bad core, 2 for bad input or environment."""
     code = 0
     try:
-        options = make_parser().parse_args(arguments)
+        options = make_parser().read(sys.argv[1:] if arguments is None else arguments)
         options.command(options)
         sys.stdout.flush()
     except BrokenPipeError:

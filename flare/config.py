@@ -115,22 +115,25 @@ def check_api_key(key: str) -> str:
     return key
 
 
-def read_api_key(path: Path) -> str:
+def read_api_key(path: Path, place: str) -> str:
     """Reads the serving key: the file's text without surrounding white space; empty means that no key is asked for.
 
-    Raises InputError when the file cannot be read or does not hold one line of printable ASCII.
+    Raises InputError, which begins with `place`, when the file cannot be read, when every user of the machine may change
+    it, or when it does not hold one line of printable ASCII.
     """
     try:
+        if others_may(path, stat.S_IWOTH):
+            raise InputError(f"{place}: {path}: every user of this machine may change it; chmod o-w it")
         with path.open("rb") as file:
             data = file.read(MAX_KEY_BYTES + 1)
     except OSError as error:
-        raise InputError(f"key file {path}: cannot be read ({error.strerror})") from None
+        raise InputError(f"{place}: {path}: cannot be read ({error.strerror})") from None
     if len(data) > MAX_KEY_BYTES:
-        raise InputError(f"key file {path}: longer than {MAX_KEY_BYTES} bytes; it holds nothing but the key")
+        raise InputError(f"{place}: {path}: longer than {MAX_KEY_BYTES} bytes; it holds nothing but the key")
     try:
         return check_api_key(data.strip().decode("ascii"))
     except ValueError:
-        raise InputError(f"key file {path}: the key is one word of printable ASCII characters") from None
+        raise InputError(f"{place}: {path}: the key is one word of printable ASCII characters") from None
 
 
 def others_may(path: Path, permission: int) -> bool:

@@ -95,13 +95,13 @@ class Bytes(Whole):
         return Whole.read(self, parse_bytes(value) if isinstance(value, str) else value)
 
 
-class Seconds(NamedTuple):
+class Number(NamedTuple):
     low: float
     high: float
 
     @property
     def noun(self) -> str:
-        return "a number of seconds"
+        return "a number"
 
     @property
     def bound(self) -> str:
@@ -115,6 +115,14 @@ class Seconds(NamedTuple):
             raise ValueError
         check(self.low <= value <= self.high)
         return float(value)
+
+
+class Seconds(Number):
+    __slots__ = ()
+
+    @property
+    def noun(self) -> str:
+        return "a number of seconds"
 
 
 class Memory:

@@ -51,10 +51,20 @@ class Configuration:
     def __getitem__(self, name: str) -> Any:
         return self.values[name].value
 
+    def place(self, name: str) -> str:
+        """Returns where a setting's value was given, as errors name it: file and key, variable, option, or just its name."""
+        setting, source = BY_NAME[name], self.values[name].source
+        if source == "file":
+            return f"{self._file}: {setting.key}"
+        return source if source in (setting.variable, setting.flag) else name
+
     def runtime(self) -> RuntimeSettings:
         """Returns how the core is loaded. Raises InputError when no core is named."""
         if self["core"] is None:
-            raise InputError("no core: name its directory as CORE, or in a configuration file as [runtime] core")
+            raise InputError(
+                "no core: name its directory as CORE, in the variable FLARE_CORE, or in a configuration file as "
+                "[runtime] core"
+            )
         return RuntimeSettings(
             core=self["core"],
             threads=self["threads"],
@@ -68,29 +78,31 @@ class Configuration:
         )
 
     def server(self) -> ServerSettings:
-        """Returns how the server listens and what it bounds; reads the key's file, and warns of one that others can read.
+        """Returns how the server listens and what it bounds; reads the key's file.
 
-        Raises InputError for a key file that is none, and for bounds that contradict each other.
+        Raises InputError for a key file that is none or that every user may change, and for bounds that contradict each
+        other.
         """
-        if self["max_bodies_bytes"] < self["max_body_bytes"]:
+        largest, all_together = self["max_body_bytes"], self["max_bodies_bytes"]
+        if all_together < largest:
             raise InputError(
-                f"max_bodies_bytes: {self['max_bodies_bytes']} is less than max_body_bytes, {self['max_body_bytes']}: "
-                "no largest body would ever be read; raise the one or lower the other"
+                f"{self.place('max_bodies_bytes')}: {all_together} is less than {largest} of "
+                f"{self.place('max_body_bytes')}: no largest body would ever be read; raise the one or lower the other"
             )
-        key, key_file = self["api_key"], self["api_key_file"]
-        if key_file is not None:
-            key = read_api_key(Path(key_file))
-            self._warn_of_readable(Path(key_file), key)
-        elif self._file is not None:
-            self._warn_of_readable(self._file, key)
+        key = self["api_key"]
+        if self["api_key_file"] is not None:
+            key = read_api_key(Path(self["api_key_file"]), self.place("api_key_file"))
         return ServerSettings(
             api_key=key,
             **{s.name: self[s.name] for s in SETTINGS if s.name in ServerSettings.__slots__ and s.name != "api_key"},
         )
 
-    def _warn_of_readable(self, path: Path, key: str) -> None:
-        if key and others_may(path, stat.S_IROTH):
-            self.warnings.append(f"{path}: every user of this machine can read the key in it; chmod o-r it")
+    def key_warnings(self, settings: ServerSettings) -> list[str]:
+        """Returns a warning where every user of the machine can read the key of `settings`, which `server` returned."""
+        file = self._file if self["api_key_file"] is None else Path(self["api_key_file"])
+        if settings.api_key and file is not None and others_may(file, stat.S_IROTH):
+            return [f"{file}: every user of this machine can read the key in it; chmod o-r it"]
+        return []
 
     def toml(self) -> str:
         """Returns all settings as a configuration file, each with its source. Paths are absolute. The key stands in it as

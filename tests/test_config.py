@@ -52,7 +52,7 @@ WITH_OPTION = [setting for setting in OPEN if setting.flag]
 def from_options(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> Configuration:
     for name in [name for name in os.environ if name.startswith("FLARE_")]:
         monkeypatch.delenv(name)
-    return configured(make_parser().parse_args(["serve", *arguments]))
+    return configured(make_parser().read(["serve", *arguments]))
 
 
 def option(setting: Setting, text: str) -> list[str]:

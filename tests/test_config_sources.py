@@ -85,10 +85,32 @@ def test_paths_in_a_file_begin_at_the_file(tmp_path: Path, monkeypatch: pytest.M
     assert configure({"core": "c"}, {}, config="etc/flare.toml").runtime().core == "c"
 
 
-def test_bounds_that_contradict_each_other_are_refused() -> None:
-    for environment in ({"FLARE_MAX_BODY_BYTES": "512MiB"}, {"FLARE_MAX_BODIES_BYTES": "16MiB"}):
-        with pytest.raises(InputError, match="^max_bodies_bytes: .* is less than max_body_bytes"):
-            configure({}, environment).server()
+@pytest.mark.parametrize(
+    ("text", "environment", "line"),
+    [
+        ("", {"FLARE_MAX_BODY_BYTES": "512MiB"}, "max_bodies_bytes: 268435456 is less than 536870912 of {variable}: "),
+        ("", {"FLARE_MAX_BODIES_BYTES": "16MiB"}, "{variables}: 16777216 is less than 33554432 of max_body_bytes: "),
+        (
+            "max_bodies_bytes = 2048",
+            {},
+            "{file}: [server] max_bodies_bytes: 2048 is less than 33554432 of max_body_bytes: ",
+        ),
+        (
+            "max_body_bytes = 4096",
+            {"FLARE_MAX_BODIES_BYTES": "2048"},
+            "{variables}: 2048 is less than 4096 of {file}: [server] max_body_bytes: ",
+        ),
+    ],
+)
+def test_bounds_that_contradict_each_other_are_refused_with_their_places(
+    tmp_path: Path, text: str, environment: dict[str, str], line: str
+) -> None:
+    file = write(tmp_path / "flare.toml", f"[server]\n{text}")
+    with pytest.raises(InputError) as caught:
+        configure({}, environment, config=str(file)).server()
+    places = {"file": file, "variable": "FLARE_MAX_BODY_BYTES", "variables": "FLARE_MAX_BODIES_BYTES"}
+    end = "no largest body would ever be read; raise the one or lower the other"
+    assert str(caught.value) == line.format(**places) + end
 
 
 def test_keys(tmp_path: Path) -> None:
@@ -110,12 +132,28 @@ def test_a_key_that_others_can_read_is_warned_of(tmp_path: Path) -> None:
         config = write(tmp_path / "flare.toml", f'[server]\napi_key = "{KEY}"', mode)
         file = write(tmp_path / "key", KEY, mode)
         for configuration in (configure({}, {}, config=str(config)), configure({"api_key_file": str(file)}, {})):
-            configuration.server()
-            assert [line.endswith("chmod o-r it") for line in configuration.warnings] == [True] * warned
+            lines = configuration.key_warnings(configuration.server())
+            assert [line.endswith("chmod o-r it") for line in lines] == [True] * warned
+            assert configuration.warnings == []
     config = write(tmp_path / "flare.toml", "[server]\nport = 1", 0o644)
     configuration = configure({}, {}, config=str(config))
-    configuration.server()
-    assert configuration.warnings == []
+    assert configuration.key_warnings(configuration.server()) == []
+
+
+def test_a_key_that_others_may_change_is_refused(tmp_path: Path) -> None:
+    """Whoever writes it chooses the key, or asks for none."""
+    file = write(tmp_path / "key", KEY, 0o622)
+    config = write(tmp_path / "flare.toml", f'[server]\napi_key_file = "{file}"')
+    for configuration, place in (
+        (configure({"api_key_file": str(file)}, {}), "--api-key-file"),
+        (configure({}, {"FLARE_API_KEY_FILE": str(file)}), "FLARE_API_KEY_FILE"),
+        (configure({}, {}, config=str(config)), f"{config}: [server] api_key_file"),
+    ):
+        with pytest.raises(InputError) as caught:
+            configuration.server()
+        assert str(caught.value) == f"{place}: {file}: every user of this machine may change it; chmod o-w it"
+    # Everyone may write to it, and nobody changes it.
+    assert configure({"api_key_file": os.devnull}, {}).server().api_key == ""
 
 
 def test_a_key_is_never_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

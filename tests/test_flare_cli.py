@@ -63,8 +63,20 @@ def test_serving_imports_nothing_heavy() -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ((), "COMMAND"),
-        (("bogus",), "bogus"),
+        ((), "COMMAND; see `flare --help`"),
+        (("bogus",), "flare: 'bogus' is no command; there are serve and chat; see `flare --help`"),
+        (("serv", "x"), "flare: 'serv' is no command; is serve meant?; there are serve and chat; see `flare --help`"),
+        (("export", "smollm2"), "export is a command of the exporter: `ignition export`; see `flare --help`"),
+        (("--port", "1", "serve"), "'--port' is no option of `flare`; those of a command stand behind it"),
+        (("serve", "x", "--max-token", "5"), "'--max-token' is no option of `flare serve`; is --max-tokens meant?"),
+        (("serve", "x", "--max-token=5"), "is --max-tokens meant?; see `flare serve --help`"),
+        (("serve", "x", "--max"), "'--max' is no option of `flare serve`"),
+        (("serve", "x", "y"), "'y' is one argument too many; what has spaces stands in quotes; see `flare serve"),
+        (("serve", "x", "--port"), "argument --port: expected one argument; see `flare serve --help`"),
+        (("chat", "x", "what", "is", "it"), "'is' is one argument too many; what has spaces stands in quotes"),
+        (("chat", "x", "hello", "--temperature", "hot"), "--temperature: 'hot' is not a number from -10000 to 10000"),
+        (("chat", "x", "hello", "--temperature", "nan"), "--temperature: 'nan' is not a number"),
+        (("chat", "x", "hello", "--seed", "-1"), "--seed: '-1' is not a whole number from 0 to 9223372036854775807"),
         (("serve",), "CORE"),
         (("serve", "x", "--port", "65536"), "--port: '65536' is not a whole number from 0 to 65535"),
         (("serve", "x", "--port", "http"), "--port"),
@@ -77,14 +89,44 @@ def test_serving_imports_nothing_heavy() -> None:
         (("serve", "x", "--host", "a" * 64), "aaa: not a name or an address"),
         (("serve", "x", "--host", "192.0.2.1"), "192.0.2.1 port 8000"),
         (("serve", ""), "CORE: '' is not a path"),
-        (("serve", "no/such/core", "--port", "0"), "no/such/core"),
-        (("chat", "no/such/core", "hello"), "no/such/core"),
-        (("chat", "x", "--nope"), "--nope"),
-        (("chat", "x", "--port", "1"), "--port"),
+        (("serve", "no/such/core", "--port", "0"), "flare: CORE: no/such/core: no such core directory"),
+        (("chat", "no/such/core", "hello"), "flare: CORE: no/such/core: no such core directory"),
+        (("chat", "x", "--nope"), "'--nope' is no option of `flare chat`"),
+        (("chat", "x", "--port", "1"), "'--port' is no option of `flare chat`"),
     ],
 )
 def test_bad_input_is_one_line(arguments: tuple[str, ...], says: str) -> None:
     assert says in failed(flare(*arguments, stdin=subprocess.DEVNULL), 2)
+
+
+def test_a_core_that_is_not_there_is_named_with_its_place(tmp_path: Path) -> None:
+    line = failed(flare("serve", "--port", "0", env=os.environ | {"FLARE_CORE": "no/core"}), 2)
+    assert line.startswith("flare: FLARE_CORE: no/core: no such core directory")
+    file = tmp_path / "flare.toml"
+    file.write_text('[runtime]\ncore = "no/core"')
+    line = failed(flare("chat", "--config", str(file), input="hello"), 2)
+    assert line.startswith(f"flare: {file}: [runtime] core: {tmp_path}/no/core: no such core directory")
+
+
+def test_a_prompt_in_the_place_of_the_core_is_told_where_it_belongs() -> None:
+    line = failed(flare("chat", "What is 2 + 2?", input="hello"), 2)
+    assert line.startswith("flare: CORE: What is 2 + 2?: no such core directory")
+    assert line.endswith("; a prompt is the second argument: `flare chat CORE PROMPT`\n")
+
+
+def test_options_may_stand_between_arguments() -> None:
+    orders = (
+        ["c", "--threads", "3", "a prompt", "--seed", "5"],
+        ["--threads", "3", "--seed", "5", "c", "a prompt"],
+        ["c", "a prompt", "--seed=5", "--threads", "3"],
+        ["--threads", "3", "--seed", "5", "--", "c", "a prompt"],
+    )
+    for order in orders:
+        options = make_parser().read(["chat", *order])
+        assert (options.core, options.prompt, options.threads, options.seed) == ("c", "a prompt", "3", "5"), order
+    options = make_parser().read(["chat", "c", "--", "--what does this do?"])
+    assert (options.core, options.prompt) == ("c", "--what does this do?")
+    assert make_parser().read(["serve", "--verify", "c", "--port", "1"]).core == "c"
 
 
 def test_a_bad_core_is_one_line(tmp_path: Path) -> None:
@@ -206,11 +248,11 @@ def test_no_sizes(text: str) -> None:
 
 
 def runtime_of(*arguments: str) -> RuntimeSettings:
-    return configured(make_parser().parse_args(arguments)).runtime()
+    return configured(make_parser().read(list(arguments))).runtime()
 
 
 def test_options_become_settings() -> None:
-    options = make_parser().parse_args(
+    options = make_parser().read(
         ["serve", "c", "--threads", "3", "--kv-memory", "64MiB", "--huge-pages", "--alias", "a", "--alias", ""]
     )
     settings = configured(options).runtime()
@@ -225,11 +267,11 @@ def test_key_files(tmp_path: Path) -> None:
     file = tmp_path / "key"
     for content, key in ((b"", ""), (b" \n", ""), (b"sk-1\n", "sk-1")):
         file.write_bytes(content)
-        assert read_api_key(file) == key
+        assert read_api_key(file, "--api-key-file") == key
     for content in (b"two words", b"\xff", b"k" * 5000, b"a\nb"):
         file.write_bytes(content)
         with pytest.raises(InputError):
-            read_api_key(file)
+            read_api_key(file, "--api-key-file")
 
 
 def test_the_start_report_adds_up() -> None:
@@ -312,21 +354,37 @@ import os, signal, sys
 from flare import cli, runtime
 from tests.support.live_server import LiveServer, reply
 
-text, interrupt = sys.argv[1].encode().decode("unicode_escape"), sys.argv[2] == "interrupt"
-made = LiveServer(script=lambda prompt, choice: [*text.encode()] * 40 if interrupt else reply(text))
+text, mode = sys.argv[1].encode().decode("unicode_escape"), sys.argv[2]
+special = {256: "<|im_start|>", 257: "<|im_end|>"}
+
+def script(prompt, choice):
+    if mode == "prompt" and made.replay.steps == 1:
+        sys.stderr.write("".join(special.get(token) or chr(token) for token in prompt))
+    return [*text.encode()] * 40 if mode == "interrupt" else reply(text)
+
+def sample(*given):
+    if mode == "sampling":
+        print(made.replay.sampling[0].temperature, made.replay.sampling[0].seed, file=sys.stderr)
+    return sampled(*given)
+
+made = LiveServer(script=script)
 made.sock.close()
+sampled, made.replay.sample = made.replay.sample, sample
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs begin with it ignored
-if interrupt:
+if mode == "interrupt":
     made.replay.on_step = lambda tokens, rows: made.replay.steps == 3 and os.kill(os.getpid(), signal.SIGINT)
 runtime.Runtime.load = classmethod(lambda cls, settings: made.runtime)
 cli.main(["chat", "c", *sys.argv[3:]])
 """
 
 
-def chat(repository: Path, text: str, *prompt: str, interrupt: bool = False, **options: Any) -> Any:
-    """Runs `flare chat` over a scripted model that says `text` (with its escapes)."""
-    arguments = [sys.executable, "-c", CHAT, text, "interrupt" if interrupt else "", *prompt]
-    return subprocess.run(arguments, cwd=repository, stderr=subprocess.PIPE, timeout=60, **options)
+def chat(repository: Path, text: str, *arguments: str, mode: str = "", **options: Any) -> Any:
+    """Runs `flare chat` over a scripted model that says `text` (with its escapes).
+
+    `mode`: "interrupt" presses ^C in the third step, "prompt" and "sampling" write to standard error what the model gets.
+    """
+    command = [sys.executable, "-c", CHAT, text, mode, *arguments]
+    return subprocess.run(command, cwd=repository, stderr=subprocess.PIPE, timeout=60, **options)
 
 
 def test_one_answer(repository: Path) -> None:
@@ -334,6 +392,62 @@ def test_one_answer(repository: Path) -> None:
     assert (result.returncode, result.stdout, result.stderr) == (0, b"Hi\n", b"")
     result = chat(repository, "Hi", input="né".encode(), stdout=subprocess.PIPE)
     assert (result.returncode, result.stdout, result.stderr) == (0, b"Hi\n", b"")
+
+
+def test_what_is_piped_in_stands_before_the_prompt(repository: Path) -> None:
+    for piped, prompt, asked in (
+        (b"some text", "sum it up", "some text\n\nsum it up"),
+        (b" \n", "hello", "hello"),
+        (b"some text\n", " ", "some text\n"),
+    ):
+        result = chat(repository, "Hi", prompt, input=piped, stdout=subprocess.PIPE, mode="prompt")
+        assert result.returncode == 0, result
+        assert result.stderr.decode() == f"<|im_start|>user\n{asked}<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_what_is_piped_in_is_bounded(repository: Path) -> None:
+    result = chat(repository, "x", "sum it up", input=b"a" * (32 * MIB + 1), stdout=subprocess.PIPE)
+    assert result.returncode == 2 and result.stdout == b""
+    assert result.stderr == b"flare: standard input: longer than 33554432 bytes; pipe less\n"
+
+
+def test_temperature_and_seed_reach_the_sampler(repository: Path) -> None:
+    """The scripted model's own temperature is 0; the replay sees what each row is drawn with."""
+    for options, drawn in (
+        ((), (0.0, None)),
+        (("--temperature", "0.5", "--seed", "7"), (0.5, 7)),
+        (("--seed", "7"), (0.0, 7)),
+        (("--temperature", "0"), (0.0, None)),
+    ):
+        result = chat(repository, "Hi", "hello", *options, stdout=subprocess.PIPE, mode="sampling")
+        rows = [line.split() for line in result.stderr.decode().splitlines()]
+        assert result.returncode == 0 and len(rows) == 3  # two letters and the end
+        assert {float(temperature) for temperature, _ in rows} == {drawn[0]}
+        assert drawn[1] is None or {int(seed) for _, seed in rows} == {drawn[1]}
+
+
+TALK = """
+import sys
+from flare.chat_terminal import Terminal
+from tests.support.live_server import LiveServer, reply
+
+made = LiveServer(script=lambda prompt, choice: reply("Hi"))
+made.sock.close()
+Terminal(made.runtime, sys.stdout, sys.stderr).converse()
+made.runtime.close()
+"""
+
+
+def test_an_unknown_command_is_said_to_be_none(repository: Path) -> None:
+    lines = ["/bye", "/clear it", " /usr is a path", "/clear", "/exit", "not read"]
+    result = subprocess.run(
+        [sys.executable, "-c", TALK], cwd=repository, input="\n".join(lines), capture_output=True, text=True, timeout=60
+    )
+    notes = result.stderr.splitlines()
+    assert notes[1].startswith("flare: '/bye' is no command, a space before it makes it text; Ctrl-C stops")
+    assert notes[2].startswith("flare: '/clear it' is no command")
+    assert notes[3].startswith("(3 tokens") and len(notes) == 4
+    assert result.stdout == "> > > Hi\n> > "
 
 
 def test_a_reader_that_has_enough_is_no_failure(repository: Path) -> None:
@@ -360,7 +474,7 @@ def test_a_prompt_must_be_text() -> None:
 
 
 def test_an_interrupted_answer_exits_with_130(repository: Path) -> None:
-    result = chat(repository, "aaaaaaaaaa", "hello", interrupt=True, stdout=subprocess.PIPE)
+    result = chat(repository, "aaaaaaaaaa", "hello", mode="interrupt", stdout=subprocess.PIPE)
     assert (result.returncode, result.stderr) == (130, b"")
     assert re.fullmatch(rb"a*\n", result.stdout) and len(result.stdout) < 400
 
