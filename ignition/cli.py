@@ -8,13 +8,22 @@ torch is not installed. Expected failures are one line on stderr and an exit cod
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 import typer.core
 
-from flare.errors import FlareError
+from flare.errors import FlareError, InputError
+
+PROGRAM = "ignition"
+SERVER = ("serve", "chat")
+"""Commands that are looked for here and are those of `flare`."""
+
+EXPORT_PACKAGES = ("torch", "transformers", "huggingface_hub")
+UsageError: Any = typer.BadParameter.__base__
+"""The base of typer's complaints about a command line, which has no public name in all of its versions."""
 
 
 class Interrupted(FlareError):
@@ -24,7 +33,16 @@ class Interrupted(FlareError):
 
 
 class Commands(typer.core.TyperGroup):
-    """The commands, with an interrupt of our own: typer's versions end differently on a KeyboardInterrupt."""
+    """The commands, with complaints and an interrupt of our own: typer's take several lines and differ between versions."""
+
+    def main(self, *arguments: Any, **settings: Any) -> NoReturn:
+        """Runs the command and exits with its code. Raises FlareError for what it refuses."""
+        try:
+            sys.exit(super().main(*arguments, **settings | {"standalone_mode": False}))
+        except typer.Abort:
+            raise Interrupted("interrupted") from None
+        except UsageError as error:
+            raise InputError(complaint(error, self)) from None
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -33,11 +51,30 @@ class Commands(typer.core.TyperGroup):
             raise Interrupted("interrupted") from None
 
 
+def complaint(error: Any, program: Commands) -> str:
+    """Returns the one line of a usage error, with the help of the command that it concerns."""
+    given = sys.argv[1] if len(sys.argv) > 1 else ""
+    command = PROGRAM if given not in program.commands else f"{PROGRAM} {given}"
+    text = error.format_message()
+    if given and not given.startswith("-") and command == PROGRAM:
+        text = f"{given!r} is no command{meant(given, program.commands)}; there are {', '.join(program.commands)}"
+        if given in SERVER:
+            text = f"{given} is a command of the server: `flare {given}`"
+    return f"{text.rstrip('.')}; see `{command} --help`"
+
+
+def meant(word: str, names: Iterable[str]) -> str:
+    """Returns the end of a complaint that asks whether the name was meant that comes closest."""
+    from difflib import get_close_matches
+
+    close = get_close_matches(word, list(names), n=1, cutoff=0.7)
+    return f"; is {close[0]} meant?" if close else ""
+
+
 app = typer.Typer(
     cls=Commands,
     name="ignition",
     help="Exports model recipes into cores that `flare serve` loads.",
-    no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -47,9 +84,9 @@ app = typer.Typer(
 def main() -> None:
     """Entry point of the console script."""
     try:
-        app()
+        app(prog_name=PROGRAM)
     except FlareError as error:
-        print(f"ignition: {error}", file=sys.stderr)
+        print(f"ignition: {' '.join(str(error).split())}", file=sys.stderr)
         sys.exit(error.exit_code)
 
 
@@ -68,6 +105,23 @@ def _options(
     ] = False,
 ) -> None:
     pass
+
+
+def require_export_packages() -> None:
+    """Raises InputError where what the extra `export` installs is missing or cannot be imported."""
+    from importlib import import_module
+    from importlib.util import find_spec
+
+    missing = [name for name in EXPORT_PACKAGES if find_spec(name) is None]
+    if missing:
+        raise InputError(
+            f"an export needs {', '.join(missing)}, which this Python ({sys.executable}) does not have; install the "
+            "extra export: pip install 'flare-ignition[export]', in a checkout pip install '.[export]'"
+        )
+    try:
+        import_module("torch")
+    except (ImportError, OSError) as error:  # OSError: one of its libraries does not load
+        raise InputError(f"torch cannot be imported ({error}); install it anew") from None
 
 
 @app.command()
@@ -113,6 +167,7 @@ def export(
     target: Annotated[str, typer.Option(metavar="cpu", help="What the core runs on.")] = "cpu",
 ) -> None:
     """Exports a model into a core directory: compiles its graphs, packs its weights and proves the result."""
+    require_export_packages()
     from ignition.export import export_core
     from ignition.options import Options
     from ignition.progress import ConsoleProgress

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 
 from ignition.inspect import size
 from ignition.oracle import Deviation
@@ -38,6 +39,6 @@ class Report:
                 f"against the reference on the same weights ({', '.join(self.isas)})",
                 f"seconds   {sum(self.seconds.values()):.1f}: {times}",
                 *(f"notice    {line}" for line in self.notices),
-                f"next      flare serve {self.output}",
+                f"next      flare serve {quote(str(self.output))}",
             ]
         )

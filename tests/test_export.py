@@ -276,9 +276,46 @@ def test_an_interrupt_is_one_line_and_130(monkeypatch: pytest.MonkeyPatch, capsy
     assert ended.value.code == 130 and capsys.readouterr() == ("", "ignition: interrupted\n")
 
 
-def test_usage_errors_stay_typer_s() -> None:
-    result = ignition("export", "smollm2")
-    assert result.returncode == 2 and "Missing option" in result.stderr and "Usage:" in result.stderr
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ([], "Missing command; see `ignition --help`"),
+        (["--nope"], "No such option: --nope; see `ignition --help`"),
+        (["exprt", "x"], "'exprt' is no command; is export meant?; there are export, inspect, validate; see `ignition"),
+        (["serve", "x"], "serve is a command of the server: `flare serve`; see `ignition --help`"),
+        (["export", "smollm2"], "Missing option '-o' / '--output'; see `ignition export --help`"),
+        (["export", "smollm2", "-o"], "requires an argument; see `ignition export --help`"),
+        (["export", "smollm2", "-o", "x", "--wieghts", "q8"], "--weights"),
+        (["export", "smollm2", "-o", "x", "--slots", "many"], "'--slots'"),
+        (["inspect", "a", "b"], "(b); see `ignition inspect --help`"),
+        (["validate", "no/core"], "no/core: no such core directory"),
+    ],
+)
+def test_usage_errors_are_one_line(arguments: list[str], says: str) -> None:
+    result = ignition(*arguments)
+    assert (result.returncode, result.stdout) == (2, "") and says in result.stderr
+    assert result.stderr.startswith("ignition: ") and result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("absent", [("torch",), ("torch", "transformers", "huggingface_hub"), ("transformers",)])
+def test_an_export_without_its_packages_says_what_to_install(absent: tuple[str, ...], tmp_path: Path) -> None:
+    """As in a base install: None among the modules makes Python find nothing."""
+    code = f"import sys; sys.modules |= dict.fromkeys({absent!r}); from ignition.cli import main; main()"
+    command = [sys.executable, "-c", code, "export", "smollm2", "-o", str(tmp_path / "core")]
+    repository = Path(__file__).resolve().parent.parent
+    result = subprocess.run(command, cwd=repository, capture_output=True, text=True)
+    assert (result.returncode, result.stdout, result.stderr.count("\n")) == (2, "", 1)
+    assert result.stderr.startswith(f"ignition: an export needs {', '.join(absent)}, which this Python (")
+    assert "pip install 'flare-ignition[export]'" in result.stderr and not (tmp_path / "core").exists()
+
+
+def test_a_torch_that_does_not_load_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise OSError('libtorch.so: cannot open\\nshared object file')")
+    result = ignition("export", "smollm2", "-o", str(tmp_path / "core"), PYTHONPATH=str(tmp_path))
+    assert result.returncode == 2
+    assert result.stderr == (
+        "ignition: torch cannot be imported (libtorch.so: cannot open shared object file); install it anew\n"
+    )
 
 
 @pytest.mark.parametrize("source", ["no-such-recipe", "dense"])
