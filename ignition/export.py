@@ -12,7 +12,9 @@ import math
 import os
 import platform
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import recipes
@@ -127,7 +129,7 @@ def open_source(source: str, checkpoint: str | None) -> tuple[Checkpoint, recipe
         if checkpoint is not None:
             raise InputError(f"--checkpoint is {checkpoint!r}, but {source} is a checkpoint itself; give one of them")
         return open_checkpoint(source), None
-    found = recipes.find(source)
+    found = recipes.find(checked_name(source))
     if checkpoint is not None:
         return open_checkpoint(checkpoint), found._replace(source=None)
     if found.source is not None:
@@ -135,6 +137,18 @@ def open_source(source: str, checkpoint: str | None) -> tuple[Checkpoint, recipe
     if found.recipe.checkpoint is None:
         raise InputError(f"recipe {source} has no usual checkpoint; give one with --checkpoint DIR|FILE.gguf|REPO")
     return open_checkpoint(found.recipe.checkpoint), found
+
+
+def checked_name(source: str) -> str:
+    """Returns the name of a recipe or named source. Raises InputError for another word, which may be meant as a path."""
+    names = recipes.names()
+    if source in names:
+        return source
+    close = get_close_matches(source, names, n=1, cutoff=0.7)
+    hint = f"; is {close[0]} meant?" if close else ""
+    if source.count("/") == 1:
+        hint = f"; a repository of the hub is given as `--checkpoint {quote(source)}` of a recipe"
+    raise InputError(f"{source}: no such file or directory, and no recipe{hint}; there are: {', '.join(names)}")
 
 
 def configure(checkpoint: Checkpoint, named: recipes.Found | None, options: Options) -> Configured:

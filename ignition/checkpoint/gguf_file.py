@@ -15,11 +15,13 @@ from typing import Any
 import numpy as np
 
 from flare.errors import InputError
+from ignition.checkpoint import wrong_source
 from ignition.checkpoint.encodings import ENCODINGS
 from ignition.checkpoint.files import map_file
 
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _BOOL, _STRING, _ARRAY = 7, 8, 9
+MAGIC = b"GGUF"
 _MAX_NAME = 1024  # bytes of a key's or a tensor's name; ggml's own are under 64
 _MAX_STRINGS = 1 << 24  # entries of an array of strings; vocabularies stay under a million
 _MAX_ALIGNMENT = 1 << 20
@@ -76,8 +78,11 @@ def read_gguf(path: Path) -> GgufFile:
 
 def _version(cursor: _Cursor) -> int:
     magic = bytes(cursor.take(4, "magic"))
-    if magic != b"GGUF":
-        raise InputError(f"{cursor.path}: starts with {magic!r}, not with b'GGUF'; this is not a GGUF file")
+    if magic != MAGIC:
+        known = wrong_source.file(cursor.path)
+        raise InputError(
+            f"{cursor.path}: {known or f'starts with {magic!r}, not with {MAGIC!r}; this is not a GGUF file'}"
+        )
     version: int = cursor.scalar("I", "version")
     if version not in (2, 3):
         hint = "; it was written on a big-endian machine" if version & 0xFFFF == 0 else ""

@@ -6,6 +6,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from flare.errors import InputError
+from ignition.checkpoint import wrong_source
 from ignition.checkpoint.files import check_tokenizer, printable, read_bytes, read_object, read_text, reason
 from ignition.checkpoint.interface import Checkpoint
 from ignition.checkpoint.safetensors_file import open_safetensors
@@ -22,7 +23,7 @@ def open_directory(directory: Path, name: str | None = None) -> Checkpoint:
     Raises InputError when a file is missing, damaged or of a kind that is not read.
     """
     if not (directory / "config.json").exists():
-        raise InputError(f"{directory}: no config.json; a Hugging Face directory or a .gguf file is needed")
+        raise InputError(f"{directory}: {wrong_source.directory(directory)}")
     config = read_object(directory / "config.json")
     _refuse_packed_weights(directory, config)
     tensors = _open_weights(directory)
