@@ -1,10 +1,13 @@
+# make help          this text
 # make quickstart    from nothing to an answer: install, export SmolLM2, validate the core, ask the server one question
 # make test          the whole test suite; no GPU needed
 # make lint          style and import rules only
 # make bench         side-by-side measurements against llama.cpp; writes docs/performance.md
 # make bench-http    the HTTP side alone: 64 and 256 streams over a scripted core
+# make clean         removes the environments and what tools left behind; cores stay
 #
-# PYTHON names the interpreter that the environment in .venv is made from (3.11 or newer).
+# PYTHON=python3     interpreter that the environment in .venv is made from (3.11 or newer)
+# CORE=cores/smollm2, QUESTION="..."     of make quickstart
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -20,8 +23,11 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 SECONDS_SINCE = $$(( $$(date +%s) - start )) s
 
-.PHONY: quickstart test lint bench bench-http clean
+.PHONY: help quickstart test lint bench bench-http clean
 .DELETE_ON_ERROR:
+
+help:
+	@sed -n '/^#/!q; s/^# \{0,1\}//p' $(firstword $(MAKEFILE_LIST))
 
 quickstart: $(VENV)/.export $(CORE)/core.json
 	@echo "== 3/4 validate: is $(CORE) complete and unaltered, does it give the results recorded at export?"

@@ -25,6 +25,7 @@ def describe(path: Path) -> dict[str, Any]:
             "kernels": dict(sorted(kernels.items())),
         }
     limits, segments = manifest.limits, manifest.segments
+    chat = manifest.template.file is not None
     return {
         "path": str(core.path),
         "id": core.manifest_sha256,
@@ -41,8 +42,11 @@ def describe(path: Path) -> dict[str, Any]:
         },
         "graphs": graphs,
         "apis": {
-            "chat": manifest.template.file is not None,
+            "chat": chat,
             "completions": True,
+            "messages": chat,
+            "responses": chat,
+            "tools": chat and _takes_tools(manifest.template.facts),
             "logprobs": False,
             "prompt_logprobs": "score" in manifest.graphs,
             "images": False,
@@ -54,6 +58,12 @@ def describe(path: Path) -> dict[str, Any]:
         "bytes": sum(entry.bytes for entry in manifest.files.values()),
         "files": {name: entry.bytes for name, entry in sorted(manifest.files.items())},
     }
+
+
+def _takes_tools(facts: dict[str, Any]) -> bool:
+    """Whether the template shows the model its tools, and the core says how the model writes calls."""
+    syntax = (facts.get("output") or {}).get("tools")
+    return syntax is not None and (facts.get("tools") or {}).get("declared", True)
 
 
 def size(count: int) -> str:

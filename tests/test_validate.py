@@ -14,6 +14,9 @@ from xml.etree import ElementTree
 
 import pytest
 
+from flare.config import RuntimeSettings
+from flare.core.directory import open_core
+from flare.runtime import served_model
 from ignition.inspect import describe, render
 from ignition.validate import validate_core
 
@@ -205,8 +208,38 @@ def test_weights_whose_values_changed_are_caught_by_hash_and_by_the_oracle(core:
 def test_inspect_says_what_people_ask_for(core: Path) -> None:
     facts = describe(core)
     text = render(facts)
-    for wanted in ("llama", "context", "256 tokens", "f32", "chat, completions", "x86-64-v3", "thinking levels: none"):
+    for wanted in (
+        "llama",
+        "context",
+        "256 tokens",
+        "f32",
+        "chat, completions, messages, responses\n",
+        "x86-64-v3",
+        "thinking levels: none",
+    ):
         assert wanted in text
     assert facts["bytes"] == sum(path.stat().st_size for path in core.rglob("*") if path.is_file()) - sum(
         (core / name).stat().st_size for name in ("core.json", "core.sha256")
     )
+
+
+@pytest.mark.parametrize("declared", [True, False])
+@pytest.mark.parametrize("syntax", ["hermes", None])
+@pytest.mark.parametrize("template", [True, False])
+def test_inspect_names_the_apis_that_the_server_serves(
+    core: Path, declared: bool, syntax: str | None, template: bool
+) -> None:
+    """The server's own word on it is what refuses requests."""
+
+    def change(manifest: dict[str, Any]) -> None:
+        manifest["template"]["facts"]["output"] = {"tools": syntax}
+        manifest["template"]["facts"]["tools"]["declared"] = declared
+        if not template:
+            del manifest["files"][manifest["template"]["file"]]
+            manifest["template"]["file"] = None
+
+    forge_manifest(core, change)
+    apis = describe(core)["apis"]
+    model = served_model(open_core(core), RuntimeSettings(core=str(core), threads=1), kv_pages=4)
+    assert apis["chat"] == apis["messages"] == apis["responses"] == model.has_template == template
+    assert apis["tools"] == (model.has_template and model.takes_tools) and apis["completions"]
