@@ -68,6 +68,28 @@ def test_commands(repository: Path, program: str) -> None:
     assert documented <= listed, f"{program} --help lists {sorted(listed)}"
 
 
+def test_options_of_the_commands_that_are_shown(repository: Path) -> None:
+    """Every command line in README and documents has only options that its command takes."""
+    offered = {(p, c): set(OPTION.findall(help_text(p, c))) for p, commands in COMMANDS.items() for c in commands}
+    shown = re.compile(r"(?<![\w-])(flare|ignition) (serve|chat|export|inspect|validate)\b([^`\n]*)")
+    found = 0
+    for document in [repository / "README.md", *(repository / "docs").glob("*.md"), *repository.glob("*/README.md")]:
+        for program, command, rest in shown.findall(document.read_text()):
+            options = set(OPTION.findall(rest.partition("#")[0]))
+            assert options <= offered.get((program, command), set()), f"{document.name}: {program} {command}{rest}"
+            found += bool(options)
+    assert found > 5
+
+
+def test_make_help_names_every_target(repository: Path) -> None:
+    targets = re.search(r"^\.PHONY: (.*)$", (repository / "Makefile").read_text(), re.M)
+    assert targets is not None
+    for arguments in (["help"], []):
+        command = ["make", "--no-print-directory", *arguments]
+        told = subprocess.run(command, cwd=repository, capture_output=True, text=True).stdout
+        assert re.findall(r"^make ([a-z-]+) ", told, re.M) == targets[1].split()
+
+
 def test_environment_variables(repository: Path) -> None:
     """Every FLARE_ or IGNITION_ variable that the program reads is in the documentation, and no other is.
 
