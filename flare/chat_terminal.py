@@ -142,11 +142,13 @@ def checked(text: str, name: str) -> str:
 
 
 def read_piped() -> str | None:
-    """Returns what is piped in, None where standard input is a terminal or closed.
+    """Returns what is piped in, nothing where standard input is closed, None where it is a terminal.
 
     Raises InputError when it is not UTF-8, or longer than any prompt.
     """
-    if sys.stdin is None or sys.stdin.isatty():
+    if sys.stdin is None:
+        return ""
+    if sys.stdin.isatty():
         return None
     data = sys.stdin.buffer.read(MAX_PIPED_BYTES + 1)
     if len(data) > MAX_PIPED_BYTES:

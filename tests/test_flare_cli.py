@@ -350,7 +350,7 @@ def test_a_server_that_others_may_use_without_a_key_says_so(repository: Path, ke
 
 
 CHAT = """
-import os, signal, sys
+import os, signal, sys, threading
 from flare import cli, runtime
 from tests.support.live_server import LiveServer, reply
 
@@ -370,9 +370,20 @@ def sample(*given):
 made = LiveServer(script=script)
 made.sock.close()
 sampled, made.replay.sample = made.replay.sample, sample
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs begin with it ignored
+noticed = threading.Event()
+
+def interrupted(number, frame):
+    noticed.set()
+    raise KeyboardInterrupt
+
+def press(tokens, rows):
+    if made.replay.steps == 3:
+        os.kill(os.getpid(), signal.SIGINT)
+        noticed.wait(30)  # or the answer might end before
+
+signal.signal(signal.SIGINT, interrupted)  # a shell's background jobs begin with it ignored
 if mode == "interrupt":
-    made.replay.on_step = lambda tokens, rows: made.replay.steps == 3 and os.kill(os.getpid(), signal.SIGINT)
+    made.replay.on_step = press
 runtime.Runtime.load = classmethod(lambda cls, settings: made.runtime)
 cli.main(["chat", "c", *sys.argv[3:]])
 """
@@ -403,6 +414,13 @@ def test_what_is_piped_in_stands_before_the_prompt(repository: Path) -> None:
         result = chat(repository, "Hi", prompt, input=piped, stdout=subprocess.PIPE, mode="prompt")
         assert result.returncode == 0, result
         assert result.stderr.decode() == f"<|im_start|>user\n{asked}<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_without_standard_input_there_is_no_conversation(repository: Path) -> None:
+    result = chat(repository, "Hi", stdout=subprocess.PIPE, preexec_fn=lambda: os.close(0))
+    assert result.returncode == 2 and result.stderr.startswith(b"flare: the prompt is empty")
+    result = chat(repository, "Hi", "hello", stdout=subprocess.PIPE, preexec_fn=lambda: os.close(0))
+    assert (result.returncode, result.stdout, result.stderr) == (0, b"Hi\n", b"")
 
 
 def test_what_is_piped_in_is_bounded(repository: Path) -> None:
