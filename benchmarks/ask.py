@@ -13,6 +13,7 @@ import json
 import sys
 import time
 from pathlib import Path
+from shlex import quote
 
 from benchmarks.contestants import HOST, Server, event_text, events, flare
 
@@ -20,8 +21,8 @@ GO_ON = """
 To go on:
   {flare} serve {core}
   curl http://{host}:8000/v1/chat/completions -H 'content-type: application/json' \\
-    -d '{{"messages": [{{"role": "user", "content": "Hello!"}}], "stream": true}}'
-  {flare} chat {core}"""
+    -d '{{"messages": [{{"role": "user", "content": "Hello!"}}], "temperature": 0, "stream": true}}'
+  {flare} chat {core} --temperature 0"""
 
 
 def main() -> None:
@@ -38,7 +39,7 @@ def main() -> None:
             raise SystemExit(str(error)) from None
         print(f"ready {ready:.2f} s after process start\n\n> {arguments.question}\n", flush=True)
         ask(server, arguments.question, ready)
-    print(GO_ON.format(flare=arguments.flare, core=arguments.core, host=HOST))
+    print(GO_ON.format(flare=quote(arguments.flare), core=quote(str(arguments.core)), host=HOST))
 
 
 def ask(server: Server, question: str, ready: float) -> None:
