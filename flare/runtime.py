@@ -188,7 +188,7 @@ class Runtime:
             if isinstance(prompt.content, str):
                 texts.append(prompt.content)
             else:
-                decoder = Detokenizer(self.tokenizer, skip_special=False)
+                decoder = Detokenizer(self.tokenizer, hidden=frozenset())
                 texts.append("".join([decoder.push(token) for token in prompt.content]) + decoder.flush())
         return texts
 
@@ -246,12 +246,13 @@ class Runtime:
         request = prepared.request
         answer = Answer(self.engine, listener, arrived_at, close, observe=request.observe)
         user_stops = request.stop_token_ids if request.ignore_eos else request.stop_token_ids - self.model.eos
+        hidden = self.tokenizer.special_ids - self.model.output.spelled
         unsent = []
         for index in range(prepared.choices):
             place = index // request.n
             prompt, limit = prepared.prompts[place], prepared.limits[place]
             child = Request(next(self._ids), prompt, limit, prepared.sampling, index, prepared.stop_tokens)
-            decoder = Detokenizer(self.tokenizer, previous=prompt[-1])
+            decoder = Detokenizer(self.tokenizer, previous=prompt[-1], hidden=hidden)
             stops = StopMatcher(request.stop) if request.stop else None
             output = None
             if isinstance(conversation := request.prompts[place], Conversation):
@@ -311,6 +312,7 @@ def output_syntax(facts: Mapping[str, Any]) -> OutputSyntax:
         reasoning=None if reasoning is None else tuple(reasoning),
         open_token=found.get("open_token"),
         close_token=found.get("close_token"),
+        spelled=frozenset(found.get("spelled", ())),
     )
 
 
