@@ -162,7 +162,7 @@ class Runtime:
             isinstance(first, Conversation)
             and first.add_generation_prompt
             and not first.continue_final
-            and opens_reasoning(first.thinking, model.thinking)
+            and opens_reasoning(first.thinking, model.thinking, otherwise=model.opens_reasoning)
         )
         return Prepared(request, prompts, limits, SamplingParams(**values, seed=seed), stop_tokens, within)
 
@@ -362,6 +362,7 @@ def served_model(core: Core, settings: RuntimeSettings, *, kv_pages: int) -> Ser
         inline_system=facts.get("inline_system", False),
         has_template=manifest.template.file is not None,
         output=output_syntax(facts),
+        opens_reasoning=facts.get("opens_reasoning", False),
         shows_tools=tools.get("declared", True),
         tool_arguments=tools.get("arguments") or "mapping",
         default_system=(facts.get("system") or {}).get("default"),

@@ -74,8 +74,9 @@ def checked_ranges(ranges: Mapping[str, Any]) -> dict[str, tuple[float, float] |
 
 def check_facts(facts: Mapping[str, Any], vocabulary: int) -> None:
     """Raises CoreError for template facts of another shape than the exporter's. Absent or null is "nothing found"."""
-    if type(facts.get("inline_system", False)) is not bool:
-        _refuse("template.facts.inline_system", facts["inline_system"], "true or false")
+    for name in ("inline_system", "opens_reasoning"):
+        if type(facts.get(name, False)) is not bool:
+            _refuse(f"template.facts.{name}", facts[name], "true or false")
     tokens = facts.get("special_tokens")
     if tokens is not None and not (type(tokens) is dict and all(type(text) is str for text in tokens.values())):
         _refuse("template.facts.special_tokens", tokens, "an object of texts")
