@@ -130,7 +130,13 @@ def _response_parts() -> Mapping[str, Mapping[str, Schema]]:
         "CustomCallItem": {"type": words(["custom_tool_call"])},
         "OutputItem": {"type": words(["function_call_output", "custom_tool_call_output"]), "output": texts},
         "FunctionTool": {"type": FUNCTION, "async": {"enum": [None, False]}},
-        "CustomTool": {"type": words(["custom"]), "async": {"enum": [None, False]}, "format": TEXT_FORMAT},
+        "CustomTool": {
+            "type": words(["custom"]),
+            "async": {"enum": [None, False]},
+            "format": any_of(ref("TextFormat"), ref("GrammarFormat"), NULL),
+        },
+        "TextFormat": {"type": words(["text"])},
+        "GrammarFormat": {"type": words(["grammar"])},
         "NamespaceTool": {"type": words(["namespace"]), "tools": array_of(tools)},
         "SelectedTool": {"type": words(["function", "custom"])},
     }
@@ -225,6 +231,8 @@ RESPONSES = Kind(
         responses_fields.TextPart,
         responses_fields.FunctionTool,
         responses_fields.CustomTool,
+        responses_fields.TextFormat,
+        responses_fields.GrammarFormat,
         responses_fields.NamespaceTool,
         responses_fields.SelectedTool,
     ],

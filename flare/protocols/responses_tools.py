@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from flare.conversation import Tool, Tools
 from flare.errors import RequestError
+from flare.grammar import TextGrammar
 from flare.output.rules import qualified
 from flare.protocols.chat_tools import MODES, no_tools
 from flare.protocols.decoding import shown
@@ -15,9 +16,11 @@ from flare.protocols.responses_fields import (
     ClientTool,
     CustomTool,
     FunctionTool,
+    GrammarFormat,
     NamespaceTool,
     ResponsesRequest,
     SelectedTool,
+    TextFormat,
     converted,
 )
 from flare.protocols.tools import check_distinct, check_parameters, check_strict, check_tool_name
@@ -72,10 +75,9 @@ def _tools(
         return [(Tool(name, function.description, parameters, namespace), f"{path}.name")]
     if kind == "custom":
         custom = converted(value, CustomTool, path)
-        if custom.format is not None and custom.format.get("type") != "text":
-            raise unsupported(f"{path}.format")
         name = _name(custom, path)
-        return [(Tool(name, custom.description, None, namespace, custom=True), f"{path}.name")]
+        grammar = _grammar(custom.format, f"{path}.format")
+        return [(Tool(name, custom.description, None, namespace, True, grammar), f"{path}.name")]
     if kind == "namespace" and namespace is None:
         space = converted(value, NamespaceTool, path)
         name = check_tool_name(space.name, f"{path}.name")
@@ -85,6 +87,21 @@ def _tools(
         return found
     text = f"{path}.type: {shown(str(kind))!r} tools are not run here; only function, custom and namespace are"
     raise RequestError(text, param=f"{path}.type", code="unsupported_parameter")
+
+
+def _grammar(value: dict[str, Any] | None, path: str) -> TextGrammar | None:
+    """Returns the grammar of a custom tool's `format`, None for any text."""
+    if value is None:
+        return None
+    kind = value.get("type")
+    if kind not in ("text", "grammar"):
+        text = f"{path}.type: {shown(str(kind))!r} is not one of 'text', 'grammar'"
+        raise RequestError(text, param=f"{path}.type")
+    if kind == "text":
+        converted(value, TextFormat, path)
+        return None
+    grammar = converted(value, GrammarFormat, path)
+    return TextGrammar(grammar.syntax, grammar.definition, field=f"{path}.definition")
 
 
 def _name(tool: ClientTool, path: str) -> str:
