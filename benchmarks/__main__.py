@@ -1,6 +1,6 @@
 """Runs all measurements and writes the tables.
 
-    python -m benchmarks --peer-python PYTHON [--write docs/performance.md]
+python -m benchmarks --peer-python PYTHON [--write docs/performance.md]
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from benchmarks import cold_start, contestants, machine, report, serving, steps
+from benchmarks import cold_start, contestants, machine, prompts, report, serving, steps
 
-PARTS = ("steps", "neighbour", "serving", "cold_start")
+PARTS = ("steps", "neighbour", "prompts", "serving", "cold_start")
 FORMATS = ("q4_1", "q4_0", "q8_0")
 
 
@@ -80,6 +80,10 @@ def run_neighbour(arguments: argparse.Namespace, files: dict[str, tuple[Path, Pa
     return steps.compare(step_sides(arguments, files), arguments.rounds, neighbour=True)
 
 
+def run_prompts(arguments: argparse.Namespace, files: dict[str, tuple[Path, Path]]) -> list[dict[str, Any]]:
+    return prompts.compare(files["q4_1"][1], arguments.rounds)
+
+
 def run_serving(arguments: argparse.Namespace, files: dict[str, tuple[Path, Path]]) -> list[dict[str, Any]]:
     return serving.compare(servers(arguments, files), max(1, arguments.rounds // 2))
 
@@ -91,6 +95,7 @@ def run_cold_start(arguments: argparse.Namespace, files: dict[str, tuple[Path, P
 PART_RUNNERS = {
     "steps": run_steps,
     "neighbour": run_neighbour,
+    "prompts": run_prompts,
     "serving": run_serving,
     "cold_start": run_cold_start,
 }
@@ -147,6 +152,7 @@ def document(arguments: argparse.Namespace, rows: dict[str, list[dict[str, Any]]
 TITLES = {
     "steps": "Steps, without a server",
     "neighbour": "One busy process beside it",
+    "prompts": "A long conversation to token ids",
     "serving": "Servers under load",
     "cold_start": "Process start to first token",
 }

@@ -45,6 +45,20 @@ def neighbour(rows: list[Row]) -> str:
     return "\n".join(lines)
 
 
+def prompts(rows: list[Row]) -> str:
+    """A line: both medians of the time from messages to token ids, and the ratio within the rounds."""
+    ours, theirs = pick(rows, engine="flare"), pick(rows, engine="transformers")
+    cells = [f"{1000 * median(side, 'seconds'):.0f}" for side in (ours, theirs)]
+    size = f"{ours[0]['messages']} | {ours[0]['tokens']}"
+    return "\n".join(
+        [
+            "| messages | tokens | flare, ms | transformers, ms | times better |",
+            "|---:|---:|---:|---:|---:|",
+            f"| {size} | {' | '.join(cells)} | {ratio(ours, theirs, 'seconds', True)} |",
+        ]
+    )
+
+
 def serving(rows: list[Row]) -> str:
     """A line for each number of clients, weight format and server; flare's has its ratio to the other on these bits."""
     headings = ["tokens/s", "times better", "first text, s", "95 %", "between texts, ms", "memory (PSS), MiB"]

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import msgspec
 
 from flare.errors import RequestError
+from flare.grammar import TextGrammar
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 Cause = Literal["stop_token", "stop_sequence", "max_tokens", "context_full", "cancelled"]
@@ -72,13 +73,15 @@ class Message(msgspec.Struct, frozen=True):
 
 
 class Tool(msgspec.Struct, frozen=True):
-    """A function that the client offers; `parameters` is its JSON Schema. A `custom` tool takes one text instead."""
+    """A function that the client offers; `parameters` is its JSON Schema. A `custom` tool takes one text instead, which
+    must be of its `grammar`, if it has one."""
 
     name: str
     description: str | None = None
     parameters: dict[str, Any] | None = None
     namespace: str | None = None
     custom: bool = False
+    grammar: TextGrammar | None = None
 
 
 class Tools(msgspec.Struct, frozen=True, dict=True):

@@ -86,12 +86,21 @@ def template_tools(tools: Tools) -> list[dict[str, Any]] | None:
             "type": "function",
             "function": {
                 "name": qualified(tool.namespace, tool.name),
-                "description": tool.description or "",
+                "description": _description(tool),
                 "parameters": CUSTOM_PARAMETERS if tool.custom else tool.parameters or NO_PARAMETERS,
             },
         }
         for tool in shown
     ]
+
+
+def _description(tool: Tool) -> str:
+    """What the model is told about a tool, the contract of its input included."""
+    if tool.grammar is None:
+        return tool.description or ""
+    kind = "this Lark grammar" if tool.grammar.syntax == "lark" else "this regular expression"
+    contract = f"The whole input must match {kind}:\n{tool.grammar.definition}"
+    return f"{tool.description}\n\n{contract}" if tool.description else contract
 
 
 def _selected(tools: Tools) -> tuple[Tool, ...]:

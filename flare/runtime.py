@@ -162,7 +162,7 @@ class Runtime:
             isinstance(first, Conversation)
             and first.add_generation_prompt
             and not first.continue_final
-            and opens_reasoning(first.thinking, model.thinking)
+            and opens_reasoning(first.thinking, model.thinking, otherwise=model.opens_reasoning)
         )
         return Prepared(request, prompts, limits, SamplingParams(**values, seed=seed), stop_tokens, within)
 
@@ -196,7 +196,7 @@ class Runtime:
             if isinstance(prompt.content, str):
                 texts.append(prompt.content)
             else:
-                decoder = Detokenizer(self.tokenizer, skip_special=False)
+                decoder = Detokenizer(self.tokenizer, hidden=frozenset())
                 texts.append("".join([decoder.push(token) for token in prompt.content]) + decoder.flush())
         return texts
 
@@ -253,12 +253,13 @@ class Runtime:
         request = prepared.request
         answer = Answer(self.engine, listener, arrived_at, close, observe=request.observe)
         user_stops = request.stop_token_ids if request.ignore_eos else request.stop_token_ids - self.model.eos
+        hidden = self.tokenizer.special_ids - self.model.output.spelled
         unsent = []
         for index in range(prepared.choices):
             place = index // request.n
             prompt, limit = prepared.prompts[place], prepared.limits[place]
             child = Request(next(self._ids), prompt, limit, prepared.sampling, index, prepared.stop_tokens)
-            decoder = Detokenizer(self.tokenizer, previous=prompt[-1])
+            decoder = Detokenizer(self.tokenizer, previous=prompt[-1], hidden=hidden)
             stops = StopMatcher(request.stop) if request.stop else None
             output = None
             if isinstance(conversation := request.prompts[place], Conversation):
@@ -316,6 +317,7 @@ def output_syntax(facts: Mapping[str, Any]) -> OutputSyntax:
         reasoning=None if reasoning is None else tuple(reasoning),
         open_token=found.get("open_token"),
         close_token=found.get("close_token"),
+        spelled=frozenset(found.get("spelled", ())),
     )
 
 
@@ -365,6 +367,7 @@ def served_model(core: Core, settings: RuntimeSettings, *, kv_pages: int) -> Ser
         inline_system=facts.get("inline_system", False),
         has_template=manifest.template.file is not None,
         output=output_syntax(facts),
+        opens_reasoning=facts.get("opens_reasoning", False),
         shows_tools=tools.get("declared", True),
         tool_arguments=tools.get("arguments") or "mapping",
         default_system=(facts.get("system") or {}).get("default"),

@@ -47,7 +47,8 @@ class ServedModel:
     the checkpoint's name, `created` is in Unix seconds. `ranges` is None where every valid value passes, else it maps a
     parameter to its inclusive bounds and fixes the rest. `eos` ends a reply unless the request ignores it.
     `thinking` is the probe's table, in the shape that `/v1/models` shows. `output` is how the model writes reasoning and
-    calls; `shows_tools` says that the template shows the model its tools, `tool_arguments` is the form in which it takes
+    calls; `opens_reasoning` says that a reply begins within reasoning where no level of thinking says otherwise;
+    `shows_tools` says that the template shows the model its tools, `tool_arguments` is the form in which it takes
     the arguments of calls in a history, `default_system` what it says where a conversation has no system message,
     `continuation` what it puts behind an assistant's last message (None: such a message cannot be continued).
     `strict_tools` says what becomes of function schemas that ask to be enforced. `decode_weight_bytes` is what one decode
@@ -69,6 +70,7 @@ class ServedModel:
     inline_system: bool
     has_template: bool
     output: OutputSyntax = NO_SYNTAX
+    opens_reasoning: bool = False
     shows_tools: bool = True
     tool_arguments: Literal["mapping", "string"] = "mapping"
     default_system: str | None = None

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from flare.errors import CoreError
+from flare.output import FORMATS
 from flare.served import NEUTRAL, VALID
 from flare.thinking import NO_THINKING
 
@@ -39,11 +40,8 @@ THINKING = {
 """What of the thinking table requests are resolved with, and the types of each."""
 
 
-OUTPUT = ("tools", "reasoning", "open_token", "close_token")
+OUTPUT = ("tools", "reasoning", "open_token", "close_token", "spelled")
 """What the output table may have: how the model marks calls and reasoning."""
-
-SYNTAXES = ("hermes",)
-"""The syntaxes of calls that can be read."""
 
 
 def check_defaults(defaults: Mapping[str, Any]) -> None:
@@ -76,8 +74,9 @@ def checked_ranges(ranges: Mapping[str, Any]) -> dict[str, tuple[float, float] |
 
 def check_facts(facts: Mapping[str, Any], vocabulary: int) -> None:
     """Raises CoreError for template facts of another shape than the exporter's. Absent or null is "nothing found"."""
-    if type(facts.get("inline_system", False)) is not bool:
-        _refuse("template.facts.inline_system", facts["inline_system"], "true or false")
+    for name in ("inline_system", "opens_reasoning"):
+        if type(facts.get(name, False)) is not bool:
+            _refuse(f"template.facts.{name}", facts[name], "true or false")
     tokens = facts.get("special_tokens")
     if tokens is not None and not (type(tokens) is dict and all(type(text) is str for text in tokens.values())):
         _refuse("template.facts.special_tokens", tokens, "an object of texts")
@@ -106,8 +105,11 @@ def _check_output(where: str, output: Any, vocabulary: int) -> None:
     _check_members(where, output, {})
     if unknown := sorted(output.keys() - set(OUTPUT)):
         _refuse(where, unknown[0], f"only {', '.join(OUTPUT)}")
-    if output.get("tools") not in (None, *SYNTAXES):
-        _refuse(f"{where}.tools", output["tools"], f"null or one of {', '.join(SYNTAXES)}")
+    if output.get("tools") not in (None, *FORMATS):
+        _refuse(f"{where}.tools", output["tools"], f"null or one of {', '.join(sorted(FORMATS))}")
+    spelled = output.get("spelled", [])
+    if type(spelled) is not list or any(type(token) is not int or not 0 <= token < vocabulary for token in spelled):
+        _refuse(f"{where}.spelled", spelled, f"a list of token ids, 0 to {vocabulary - 1}")
     reasoning = output.get("reasoning")
     if reasoning is not None:
         texts = type(reasoning) is list and [text for text in reasoning if type(text) is str and text]

@@ -40,10 +40,10 @@ def template_variables(asked: Thinking, table: Mapping[str, Any]) -> dict[str, A
     return variables
 
 
-def opens_reasoning(asked: Thinking, table: Mapping[str, Any]) -> bool:
-    """Returns whether the generation prompt of the selected level ends within reasoning."""
+def opens_reasoning(asked: Thinking, table: Mapping[str, Any], *, otherwise: bool = False) -> bool:
+    """Returns whether the generation prompt of the selected level ends within reasoning; `otherwise` where none is."""
     level = selected_level(asked, table)
-    return level is not None and level["opens_reasoning"] is True
+    return otherwise if level is None else level["opens_reasoning"] is True
 
 
 def selected_level(asked: Thinking, table: Mapping[str, Any]) -> Mapping[str, Any] | None:

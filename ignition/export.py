@@ -100,6 +100,8 @@ def export_core(
             progress.notice(line)
         with progress.stage("probe"):
             text = probe_text(configured, options)
+        for line in text.notices:
+            progress.notice(line)
         with progress.stage("compile"):
             libraries = compile_kernels(prepared, options, writer, progress)
         with progress.stage("pack"):
@@ -116,7 +118,7 @@ def export_core(
         formats=manifest.weights.formats,
         deviation=proof.deviation,
         isas=manifest.oracle.isas,
-        notices=[*configured.notices, *notices],
+        notices=[*configured.notices, *notices, *text.notices],
     )
 
 

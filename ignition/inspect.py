@@ -134,6 +134,9 @@ def _template_rows(entry: dict[str, Any], facts: dict[str, Any]) -> list[tuple[s
     able = [name for name in ("declared", "calls", "results") if tools[name]]
     continues = "yes" if facts["continuation"]["supported"] else "no"
     rows.append(("", f"tools: {', '.join(able) or 'none'}; continues an answer: {continues}"))
+    output = facts["output"]
+    between = "none" if output["reasoning"] is None else " and ".join(map(repr, output["reasoning"]))
+    rows.append(("", f"writes calls as: {output['tools'] or 'not known'}; reasoning between: {between}"))
     if facts["variables"]:
         rows.append(("", f"further variables: {', '.join(facts['variables'])}"))
     return rows

@@ -6,18 +6,22 @@ they are made, in `probe_template`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from os.path import commonprefix
 from typing import Any
-
-from jinja2 import meta, nodes
 
 from flare.errors import CoreError, InputError, RequestError
 from flare.text.sandbox import Sandbox
 from flare.text.template import ChatTemplate, TemplateFailure
+from ignition.template_reading import compared, variables_read
 
-TOGGLE = "enable_thinking"
-EFFORT = "reasoning_effort"
+TOGGLES = ("enable_thinking", "thinking")
+EFFORTS = ("reasoning_effort", "thinking_effort", "reasoning_strength")
+MODE = "thinking_mode"
+"""Variables by which templates in use are told about thinking: a switch, a named effort, and a named mode that is both."""
+
+_MODES: Mapping[str, tuple[str, bool | None]] = {"disabled": ("none", False), "enabled": ("on", True)}
+# Ids and switches of modes; another mode is a level of its own name.
 
 # Texts that no template changes or contains by chance.
 _SYSTEM, _LATER = "Probe system text", "Probe later system text"
@@ -57,6 +61,7 @@ def probe_template(
     thinking                  the table of thinking levels, as `/v1/models` shows it
     generation_prompts        per level id, and "" for a request that names none: the text that opens the reply
     generation_prompt_switch  whether `add_generation_prompt` decides about that text
+    opens_reasoning           whether that text ends within reasoning where a request names no level
     inline_system             whether a system message after the first position renders in its place
     system                    leading, inline: "renders", "moves", "omits" or "raises"; default: the text that stands in
                               when no system message is given, or None
@@ -87,6 +92,7 @@ def _without_template(special_tokens: Mapping[str, str]) -> dict[str, Any]:
         "thinking": _thinking_table(None, None, None, []),
         "generation_prompts": {"": ""},
         "generation_prompt_switch": False,
+        "opens_reasoning": False,
         "inline_system": False,
         "system": {"leading": "omits", "inline": "omits", "default": None},
         "developer": "omits",
@@ -119,20 +125,19 @@ class _Probe:
         self._source = source
         self._parts = False
         self._tree = Sandbox().parse(source)
-        self._variables = sorted(_variables_read(source) - _GIVEN - special_tokens.keys())
+        self._variables = sorted(variables_read(source) - _GIVEN - special_tokens.keys())
 
     def facts(self, file: str | None, reasoning: Sequence[tuple[str, str]]) -> dict[str, Any]:
         content = self._content()
-        levels = self._levels(reasoning)
+        thinking = self._thinking(file, reasoning)
         prompts = {"": self._generation_prompt({})}
-        prompts |= {level["id"]: self._generation_prompt(_variables(level)) for level in levels}
+        prompts |= {level["id"]: self._generation_prompt(_variables(level, thinking)) for level in thinking["levels"]}
         leading, inline = self._leading("system"), self._inline_system()
-        toggle = TOGGLE if any(level["enable_thinking"] is not None for level in levels) else None
-        effort = EFFORT if any(level["reasoning_effort"] is not None for level in levels) else None
         return {
-            "thinking": _thinking_table(file, toggle, effort, levels),
+            "thinking": thinking,
             "generation_prompts": {level: text or "" for level, text in prompts.items()},
             "generation_prompt_switch": bool(prompts[""]),
+            "opens_reasoning": _opens(prompts[""] or "", reasoning),
             "inline_system": inline == "renders",
             "system": {"leading": leading, "inline": inline, "default": self._default_system()},
             "developer": self._leading("developer"),
@@ -269,35 +274,49 @@ class _Probe:
 
     # Thinking levels
 
-    def _levels(self, reasoning: Sequence[tuple[str, str]]) -> list[dict[str, Any]]:
-        """The levels in the order none, efforts as the template names them; `on` when it has no efforts."""
-        toggle = self._views({TOGGLE: True}) != self._views({TOGGLE: False})
+    def _thinking(self, file: str | None, reasoning: Sequence[tuple[str, str]]) -> dict[str, Any]:
+        """The table of levels, in the order none, efforts as the template names them; `on` when it has no efforts.
+
+        A mode is an effort, too, whose values `disabled` and `enabled` are the levels none and on.
+        """
         untouched = self._views({})
-        efforts = []
-        for value in self._compared_efforts():
-            views = self._views({TOGGLE: True, EFFORT: value} if toggle else {EFFORT: value})
-            refused = any(view is None and plain is not None for view, plain in zip(views, untouched, strict=True))
-            if not refused and not (value == "none" and toggle):
-                efforts.append(value)
-        if not toggle and not efforts:
-            return []
-        choices: list[tuple[str, bool | None, str | None]] = [("none", False, None)] if toggle else []
-        choices += [(value, True if toggle else None, value) for value in efforts]
-        if not efforts:
-            choices.append(("on", True, None))
-        levels: list[dict[str, Any]] = [
-            {"id": id, "enable_thinking": thinks, "reasoning_effort": effort, "instruction": None}
-            for id, thinks, effort in choices
-        ]
+        toggle = next((name for name in TOGGLES if self._views({name: True}) != self._views({name: False})), None)
+        thinks = None if toggle is None else True
+        given = {} if toggle is None else {toggle: True}
+        for effort in EFFORTS:
+            names = [name for name in self._accepted(effort, given, untouched) if name != "none" or toggle is None]
+            if names:
+                break
+        levels = [_level(name, thinks, name) for name in names]
+        if toggle is not None:
+            levels = [_level("none", False, None), *(levels or [_level("on", True, None)])]
+        elif not names:
+            effort = MODE
+            levels = [_level(*_MODES.get(mode, (mode, None)), mode) for mode in self._accepted(MODE, {}, untouched)]
+            levels.sort(key=lambda level: level["id"] != "none")
+        named = any(level["reasoning_effort"] is not None for level in levels)
+        table = _thinking_table(file, toggle, effort if named else None, levels)
         for level in levels:
-            prompt = self._generation_prompt(_variables(level)) or ""
-            level["opens_reasoning"] = any(prompt.rfind(begin) > prompt.rfind(end) for begin, end in reasoning)
-            level["default"] = False
-        default = next((level for level in levels if self._views(_variables(level)) == untouched), None)
+            level["opens_reasoning"] = _opens(self._generation_prompt(_variables(level, table)) or "", reasoning)
+        default = next((level for level in levels if self._views(_variables(level, table)) == untouched), None)
         if default is not None:
             default["default"] = True
-        self._add_instructions(levels)
-        return levels
+            table["default_level"] = default["id"]
+        self._add_instructions(table)
+        return table
+
+    def _accepted(self, variable: str, given: Mapping[str, Any], untouched: list[str | None]) -> list[str]:
+        """The values that the template compares a variable with, without those that make it refuse."""
+        if variable not in self._variables:
+            return []
+        return [
+            value
+            for value in compared(self._tree, variable)
+            if not any(
+                view is None and plain is not None
+                for view, plain in zip(self._views({**given, variable: value}), untouched, strict=True)
+            )
+        ]
 
     def _views(self, variables: Mapping[str, Any]) -> list[str | None]:
         """A level's renderings of the probe conversations. A role that the template refuses anyway is left out."""
@@ -306,9 +325,10 @@ class _Probe:
             conversations.append(self._instructed())
         return [self._render(messages, reply=True, **variables) for messages in conversations]
 
-    def _add_instructions(self, levels: list[dict[str, Any]]) -> None:
+    def _add_instructions(self, table: dict[str, Any]) -> None:
         """What each level puts between the system message's opening and its text."""
-        texts = [self._render(self._instructed(), reply=True, **_variables(level)) for level in levels]
+        levels = table["levels"]
+        texts = [self._render(self._instructed(), reply=True, **_variables(level, table)) for level in levels]
         openings = [text.split(_SYSTEM, 1)[0] for text in texts if text is not None and _SYSTEM in text]
         if len(openings) != len(levels):
             return
@@ -321,81 +341,18 @@ class _Probe:
         for level, opening in zip(levels, openings, strict=True):
             level["instruction"] = opening[len(shared) :].strip() or None
 
-    def _compared_efforts(self) -> list[str]:
-        """The strings that the template compares `reasoning_effort`, or a variable that takes its value, with."""
-        if EFFORT not in self._variables:
-            return []
-        names = {EFFORT}
-        literals: dict[str, nodes.Node] = {}
-        for node in _in_order(self._tree):
-            if isinstance(node, nodes.Assign) and isinstance(node.target, nodes.Name):
-                if _carries(node.node, names):
-                    names.add(node.target.name)
-                elif isinstance(node.node, (nodes.Dict, nodes.List, nodes.Tuple)):
-                    literals[node.target.name] = node.node
-        found: dict[str, None] = {}
-        for node in _in_order(self._tree):
-            sides: list[nodes.Node] = []
-            if isinstance(node, nodes.Compare):
-                sides = [node.expr, *(operand.expr for operand in node.ops)]
-            elif isinstance(node, nodes.Getitem):
-                sides = [node.node, node.arg]
-            elif isinstance(node, nodes.Call) and isinstance(node.node, nodes.Getattr) and node.node.attr == "get":
-                sides = [node.node.node, *node.args[:1]]
-            if any(_carries(side, names) for side in sides):
-                found |= dict.fromkeys(text for side in sides for text in _strings(side, literals))
-        return list(found)
+
+def _level(id: str, thinks: bool | None, effort: str | None) -> dict[str, Any]:
+    level = {"id": id, "enable_thinking": thinks, "reasoning_effort": effort, "instruction": None}
+    return level | {"opens_reasoning": False, "default": False}
 
 
-def _variables_read(source: str) -> set[str]:
-    """Names that the template takes from outside. One that it sets itself counts only where it asks for a default."""
-    sandbox = Sandbox()
-    tree = sandbox.parse(source)
-    stored = {name.name for name in tree.find_all(nodes.Name) if name.ctx == "store"}
-    for node in tree.find_all((nodes.Test, nodes.Filter)):
-        if node.name in ("defined", "undefined", "default", "d") and isinstance(node.node, nodes.Name):
-            stored.discard(node.node.name)
-    # This call folds constants inside the tree that it is given.
-    return meta.find_undeclared_variables(tree) - sandbox.globals.keys() - stored
-
-
-def _variables(level: Mapping[str, Any]) -> dict[str, Any]:
+def _variables(level: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, Any]:
     """The template variables that a level sets."""
-    given = {TOGGLE: level["enable_thinking"], EFFORT: level["reasoning_effort"]}
-    return {name: value for name, value in given.items() if value is not None}
+    given = {table["toggle"]: level["enable_thinking"], table["effort"]: level["reasoning_effort"]}
+    return {name: value for name, value in given.items() if name is not None and value is not None}
 
 
-def _carries(node: nodes.Node, names: set[str]) -> bool:
-    """Whether an expression's value is that of one of the variables, perhaps filtered or defaulted."""
-    if isinstance(node, nodes.Name):
-        return node.name in names
-    if isinstance(node, nodes.Filter):
-        return node.node is not None and _carries(node.node, names)
-    if isinstance(node, nodes.Call):  # a method, such as lower()
-        return isinstance(node.node, nodes.Getattr) and _carries(node.node.node, names)
-    if isinstance(node, nodes.Or):
-        return _carries(node.left, names)
-    if isinstance(node, nodes.CondExpr):
-        return _carries(node.expr1, names) or (node.expr2 is not None and _carries(node.expr2, names))
-    return False
-
-
-def _strings(node: nodes.Node, literals: Mapping[str, nodes.Node]) -> Iterator[str]:
-    """The strings that an expression lists: itself, items of a list, keys of a mapping, or those of a named one."""
-    if isinstance(node, nodes.Const):
-        if isinstance(node.value, str) and node.value:
-            yield node.value
-    elif isinstance(node, (nodes.List, nodes.Tuple)):
-        for item in node.items:
-            yield from _strings(item, literals)
-    elif isinstance(node, nodes.Dict):
-        for pair in node.items:
-            yield from _strings(pair.key, literals)
-    elif isinstance(node, nodes.Name) and node.name in literals:
-        yield from _strings(literals[node.name], {})
-
-
-def _in_order(node: nodes.Node) -> Iterator[nodes.Node]:
-    yield node
-    for child in node.iter_child_nodes():
-        yield from _in_order(child)
+def _opens(prompt: str, reasoning: Sequence[tuple[str, str]]) -> bool:
+    """Whether a text ends within reasoning."""
+    return any(prompt.rfind(begin) > prompt.rfind(end) for begin, end in reasoning)

@@ -9,7 +9,9 @@ from typing import Any
 from flare.core.directory import Core
 from flare.core.manifest import Sampling, Template, Tokens
 from flare.errors import CoreError, InputError
+from flare.text.template import ChatTemplate
 from ignition.checkpoint.interface import Checkpoint
+from ignition.output_probe import REASONING, probe_output
 from ignition.sampling import gather_eos, gather_sampling
 from ignition.template_probe import probe_template
 
@@ -24,6 +26,17 @@ class TextFacts:
     tokens: Tokens
     template: Template
     sampling: Sampling
+
+    @property
+    def notices(self) -> list[str]:
+        """What someone who exports should know."""
+        facts = self.template.facts
+        if facts["tools"]["declared"] and facts["output"]["tools"] is None:
+            return [
+                "the chat template takes tools, but how the model writes calls of them is not known: "
+                "requests with tools will be refused"
+            ]
+        return []
 
 
 def gather_text_facts(checkpoint: Checkpoint, vocabulary: int, sampling_ranges: str | None) -> TextFacts:
@@ -51,7 +64,9 @@ def gather_text_facts(checkpoint: Checkpoint, vocabulary: int, sampling_ranges: 
     sampling = gather_sampling(
         generation_config=checkpoint.generation_config, config=checkpoint.config, author=None, ranges=sampling_ranges
     )
-    facts = probe_template(checkpoint.chat_template, file=checkpoint.chat_template_source, special_tokens=spellings)
+    facts = _template_facts(
+        checkpoint.chat_template, checkpoint.chat_template_source, spellings, checkpoint.tokenizer_json
+    )
     return TextFacts(
         tokens=Tokens(
             bos=ids.get(spellings.get("bos_token", "")),
@@ -81,7 +96,7 @@ def check_template_facts(core: Core) -> str:
     if not isinstance(spellings, dict):
         raise CoreError("core.json: template.facts lacks special_tokens; export the core again")
     try:
-        found = probe_template(source, file=template.source, special_tokens=spellings)
+        found = _template_facts(source, template.source, spellings, core.read("tokenizer.json"))
     except InputError as error:
         raise CoreError(str(error)) from None
     recorded: dict[str, Any] = template.facts
@@ -94,6 +109,35 @@ def check_template_facts(core: Core) -> str:
         return "no template; chat requests are refused"
     levels = [level["id"] for level in found["thinking"]["levels"]]
     return f"renders as recorded; thinking levels: {', '.join(levels) or 'none'}"
+
+
+def _template_facts(
+    source: str | None, file: str | None, spellings: dict[str, str], tokenizer_json: bytes
+) -> dict[str, Any]:
+    """All that is found out about a template and about what a model writes with it. Raises InputError."""
+    facts = probe_template(source, file=file, special_tokens=spellings, reasoning=REASONING)
+    template = None if source is None else ChatTemplate(source, special_tokens=spellings, name=file or "chat template")
+    tokens = _Tokens(tokenizer_json)
+    facts["output"] = probe_output(template, facts["tools"], tokens, tail=facts["continuation"]["tail"])
+    return facts
+
+
+class _Tokens:
+    """See `output_probe.SpecialTokens`."""
+
+    def __init__(self, tokenizer_json: bytes) -> None:
+        from tokenizers import Tokenizer
+
+        self._tokenizer = Tokenizer.from_str(tokenizer_json.decode("utf-8"))
+        added = self._tokenizer.get_added_tokens_decoder()
+        self._special = {id: token.content for id, token in added.items() if token.special}
+
+    def single(self, text: str) -> int | None:
+        ids = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return ids[0] if len(ids) == 1 and self._tokenizer.token_to_id(text) == ids[0] else None
+
+    def special(self, text: str) -> dict[int, str]:
+        return {id: spelling for id, spelling in self._special.items() if spelling in text}
 
 
 def _spelling(token: Any) -> str | None:

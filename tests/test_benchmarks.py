@@ -50,6 +50,15 @@ def test_a_run_whose_requests_fail_gives_no_figures() -> None:
     assert (figures["tokens_s"], figures["ttft_s"], figures["gap_ms"]) == (3.0, 1.0, 500.0)
 
 
+def test_prompts_are_compared_within_a_round() -> None:
+    rows = [
+        row(engine, number, seconds=seconds, messages=3, tokens=30)
+        for engine, times in (("flare", (0.1, 0.2)), ("transformers", (0.2, 0.8)))
+        for number, seconds in enumerate(times)
+    ]
+    assert report.prompts(rows).splitlines()[-1] == "| 3 | 30 | 150 | 500 | **3.00** (2.00-4.00) |"
+
+
 def test_short_answers_show() -> None:
     short = clients.Seen(started=0.0, texts=[1.0], usage={"completion_tokens": 1})
     assert clients.summary([short], wall=1.0, new_tokens=4)["length_share"] == 0.25

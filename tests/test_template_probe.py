@@ -110,6 +110,41 @@ def test_efforts_are_what_the_template_compares_with_in_its_order(comparison: st
     assert thinking["effort"] == ("reasoning_effort" if efforts else None)
 
 
+@pytest.mark.parametrize("variable", ["reasoning_effort", "thinking_effort", "reasoning_strength"])
+def test_efforts_by_other_names(variable: str) -> None:
+    thinking = probe(templates.MAPPED.replace("reasoning_effort", variable))["thinking"]
+    assert (thinking["toggle"], thinking["effort"]) == (None, variable)
+    assert [level["reasoning_effort"] for level in thinking["levels"]] == ["low", "high"]
+
+
+def test_a_switch_by_another_name() -> None:
+    thinking = probe(templates.SWITCHED.replace("enable_thinking", "thinking"))["thinking"]
+    assert (thinking["toggle"], thinking["default_level"]) == ("thinking", "on")
+
+
+def test_a_mode_is_an_effort_whose_extremes_are_none_and_on() -> None:
+    source = templates.CHATML + (
+        "{% set mode = thinking_mode or 'adaptive' %}{% if mode not in ('adaptive', 'enabled', 'disabled') %}"
+        "{{ raise_exception('mode') }}{% endif %}"
+        "{% if add_generation_prompt and mode == 'enabled' %}<think>{% elif add_generation_prompt and mode == 'disabled' %}"
+        "</think>{% endif %}"
+    )
+    thinking = probe(source)["thinking"]
+    assert (thinking["toggle"], thinking["effort"], thinking["default_level"]) == (None, "thinking_mode", "adaptive")
+    assert thinking["levels"] == [
+        level("none", False, "disabled", None, False, False),
+        level("adaptive", None, "adaptive", None, False, True),
+        level("on", True, "enabled", None, True, False),
+    ]
+
+
+def test_a_template_that_always_opens_reasoning() -> None:
+    always = templates.CHATML.replace("assistant\\n", "assistant\\n<think>\\n")
+    facts = probe(always)
+    assert (facts["opens_reasoning"], facts["thinking"]["supported"]) == (True, False)
+    assert probe(templates.CHATML)["opens_reasoning"] is False and probe(None)["opens_reasoning"] is False
+
+
 @pytest.mark.parametrize(
     ("name", "system", "developer"),
     [

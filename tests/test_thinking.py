@@ -102,6 +102,8 @@ def test_where_the_reply_begins() -> None:
     assert not opens_reasoning(Thinking(), OFF) and opens_reasoning(Thinking(switch=True), OFF)
     assert not opens_reasoning(Thinking(), table("none", "on", default="on", opens=False))
     assert not opens_reasoning(Thinking(), NO_THINKING)
+    assert opens_reasoning(Thinking(), NO_THINKING, otherwise=True)
+    assert not opens_reasoning(Thinking(switch=False), QWEN, otherwise=True)
 
 
 def test_the_variables_are_those_of_the_nearest_level() -> None:

@@ -10,8 +10,10 @@ from typing import Any, Literal
 from flare.conversation import MAX_ARGUMENTS_BYTES, MAX_NESTING
 from flare.output.interface import OutputError
 from flare.output.json_objects import ObjectReader, call_arguments, canonical, read_object
+from flare.output.openers import Opener
 
 OPENER, CLOSER = "<tool_call>", "</tool_call>"
+OPENERS = (Opener(OPENER),)
 
 MAX_OBJECT = 2 * MAX_ARGUMENTS_BYTES
 """Most bytes of a call as it is written: arguments within a string take more room than by themselves."""

@@ -17,14 +17,17 @@ class OutputError(Exception):
 class OutputSyntax(msgspec.Struct, frozen=True, kw_only=True):
     """How a core's model marks reasoning and calls: stored in the core, the same for all requests.
 
-    `tools` names the syntax of calls, None when the model has none. `reasoning` are the delimiters of reasoning; where a
-    delimiter is one token, `open_token` and `close_token` are its id and only that token counts.
+    `tools` names the format of calls or of replies (`syntaxes.py`), None when the model has none. `reasoning` are the
+    delimiters of reasoning; where a delimiter is one token, `open_token` and `close_token` are its id and only that token
+    counts. `spelled` are tokens that the tokenizer calls special, and whose spellings the format is made of: the machine
+    sees their text, which otherwise is left out.
     """
 
-    tools: Literal["hermes"] | None = None
+    tools: str | None = None
     reasoning: tuple[str, str] | None = None
     open_token: int | None = None
     close_token: int | None = None
+    spelled: frozenset[int] = frozenset()
 
 
 class Piece(NamedTuple):

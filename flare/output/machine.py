@@ -12,67 +12,61 @@ delimiters that are tokens themselves. What it decides where models and clients 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
+from functools import lru_cache
 
-from flare.conversation import Tools
-from flare.output.hermes import OPENER, HermesReader
-from flare.output.interface import CallReader, Output, OutputError, OutputSyntax, Piece
+from flare.output.interface import CallReader, OutputError, OutputSyntax, Piece
+from flare.output.openers import Calls
 from flare.output.rules import Rules
-
-READERS: dict[str, tuple[str, Callable[[], CallReader]]] = {"hermes": (OPENER, HermesReader)}
-"""Per syntax of calls: its opener, and what reads what follows."""
-
-
-def make_output(syntax: OutputSyntax, tools: Tools, *, opens_reasoning: bool, call_prefix: str) -> Output | None:
-    """Returns a machine for one choice, None where all text is answer.
-
-    `opens_reasoning`: the prompt ends within reasoning. Ids of calls begin with `call_prefix` and are unique in it.
-    Without tools, and where none may be called, what looks like a call is text.
-    """
-    calls = syntax.tools if tools.offered and tools.choice != "none" else None
-    if calls is None and syntax.reasoning is None:
-        return None
-    return Machine(syntax, calls, Rules(tools, call_prefix) if calls else None, opens_reasoning=opens_reasoning)
 
 
 class Machine:
-    """See `Output`. Two states: reasoning or answer; a call is read by a reader of its syntax."""
+    """See `Output`. Two states: reasoning or answer; a call is read by a reader of its syntax.
+
+    Without `rules` no call may come: what looks like one is text.
+    """
 
     __slots__ = (
+        "_answer_markers",
         "_blank",
         "_breaks",
+        "_calls",
         "_close",
         "_close_token",
         "_divided",
         "_fresh",
         "_held",
-        "_make_reader",
         "_markers",
         "_open",
         "_open_token",
         "_pending",
         "_reader",
         "_reasoning",
+        "_reasoning_markers",
         "_rules",
         "_shown",
         "_trim",
         "reasoning_tokens",
     )
 
-    def __init__(self, syntax: OutputSyntax, calls: str | None, rules: Rules | None, *, opens_reasoning: bool) -> None:
+    def __init__(
+        self, syntax: OutputSyntax, calls: Calls | None, rules: Rules | None, *, opens_reasoning: bool
+    ) -> None:
         self._open: str | None
         self._close: str | None
         self._open, self._close = syntax.reasoning or (None, None)
         self._open_token = syntax.open_token if self._open is not None else None
         self._close_token = syntax.close_token if self._close is not None else None
         markers = [self._open if self._open_token is None else None, self._close if self._close_token is None else None]
-        self._make_reader: Callable[[], CallReader] | None = None
-        if calls is not None:
-            opener, self._make_reader = READERS[calls]
-            markers.append(opener)
-        self._markers = _Markers([marker for marker in markers if marker is not None])
+        delimiters = [marker for marker in markers if marker is not None]
+        self._calls = calls
+        openers = () if calls is None else calls.openers
+        within = [opener.text for opener in openers if opener.in_reasoning]
+        self._answer_markers = _markers(*delimiters, *(opener.text for opener in openers))
+        self._reasoning_markers = _markers(*delimiters, *within)
         self._rules = rules
         self._reasoning = opens_reasoning and self._open is not None
+        self._markers = self._reasoning_markers if self._reasoning else self._answer_markers
         self._reader: CallReader | None = None
         self._held = ""  # the beginning of a marker, perhaps
         self._fresh = True  # nothing but white space since the last delimiter or call
@@ -164,8 +158,8 @@ class Machine:
             if marker == self._open or marker == self._close:
                 yield from self._delimit(marker, marker)
             else:
-                assert self._make_reader is not None
-                self._reader = self._make_reader()
+                assert self._calls is not None
+                self._reader = self._calls.reader(marker)
 
     def _read_call(self, reader: CallReader, data: str, at: int) -> Generator[Piece, None, tuple[str, int]]:
         """Feeds the reader once. Returns the data and the place in it to go on from."""
@@ -207,6 +201,7 @@ class Machine:
     def _divide(self, *, reasoning: bool, trim: bool) -> None:
         """Begins a new part of the answer."""
         self._reasoning = reasoning
+        self._markers = self._reasoning_markers if reasoning else self._answer_markers
         self._divided = self._fresh = True
         self._trim = trim
         self._breaks = 0
@@ -251,13 +246,18 @@ class Machine:
             yield Piece("text", text)
 
 
+@lru_cache(64)
+def _markers(*markers: str) -> _Markers:
+    return _Markers(markers)
+
+
 class _Markers:
     """The strings that mean something, searched together."""
 
     __slots__ = ("_first", "_longest", "_markers", "_pattern")
 
-    def __init__(self, markers: list[str]) -> None:
-        self._markers = tuple(markers)
+    def __init__(self, markers: tuple[str, ...]) -> None:
+        self._markers = markers
         self._first = frozenset(marker[0] for marker in markers)
         self._longest = max(map(len, markers), default=0)
         alternatives = "|".join(re.escape(marker) for marker in sorted(markers, key=len, reverse=True))

@@ -58,4 +58,6 @@ def _custom_input(tool: Tool, arguments: str) -> str:
     text = members.get("input")
     if len(members) != 1 or not isinstance(text, str):
         raise OutputError(f"the model called {tool.name[:80]!r} with something else than one text as its input")
+    if tool.grammar is not None and not tool.grammar.matches(text):
+        raise OutputError(f"the model called {tool.name[:80]!r} with an input that is not of the tool's grammar")
     return text

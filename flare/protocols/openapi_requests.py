@@ -123,7 +123,13 @@ def _response_parts() -> Mapping[str, Mapping[str, Schema]]:
         "CustomCallItem": {"type": word("custom_tool_call")},
         "OutputItem": {"type": words(["function_call_output", "custom_tool_call_output"]), "output": texts},
         "FunctionTool": {"type": FUNCTION, "async": {"enum": [None, False]}},
-        "CustomTool": {"type": word("custom"), "async": {"enum": [None, False]}, "format": TEXT_FORMAT},
+        "CustomTool": {
+            "type": word("custom"),
+            "async": {"enum": [None, False]},
+            "format": any_of(own("TextFormat"), own("GrammarFormat"), NULL),
+        },
+        "TextFormat": {"type": word("text")},
+        "GrammarFormat": {"type": word("grammar")},
         "NamespaceTool": {"type": word("namespace"), "tools": array_of(offered)},
         "SelectedTool": {"type": words(["function", "custom"])},
     }
@@ -218,6 +224,8 @@ RESPONSES = Kind(
         responses_fields.TextPart,
         responses_fields.FunctionTool,
         responses_fields.CustomTool,
+        responses_fields.TextFormat,
+        responses_fields.GrammarFormat,
         responses_fields.NamespaceTool,
         responses_fields.SelectedTool,
     ],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -251,6 +251,20 @@ class CustomTool(ClientTool, kw_only=True):
     """A tool that takes one text."""
 
     format: dict[str, Any] | None = None
+
+
+class TextFormat(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """Any text as the input of a custom tool."""
+
+    type: str
+
+
+class GrammarFormat(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """What the input of a custom tool must match, as a whole."""
+
+    type: str
+    syntax: Literal["lark", "regex"]
+    definition: str
 
 
 class NamespaceTool(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):

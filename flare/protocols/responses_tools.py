@@ -5,16 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 from flare.conversation import Tool, Tools, qualified
+from flare.grammar import TextGrammar
 from flare.protocols.fields import refuse_unbuilt
-from flare.protocols.refusals import foreign_type, required, unsupported
+from flare.protocols.refusals import foreign_type, not_one_of, required, unsupported
 from flare.protocols.responses_fields import (
     UNBUILT_TOOL,
     ClientTool,
     CustomTool,
     FunctionTool,
+    GrammarFormat,
     NamespaceTool,
     ResponsesRequest,
     SelectedTool,
+    TextFormat,
     converted,
 )
 from flare.protocols.tools import (
@@ -67,10 +70,9 @@ def _tools(
         return [(Tool(name, function.description, parameters, namespace), f"{path}.name")]
     if kind == "custom":
         custom = converted(value, CustomTool, path)
-        if custom.format is not None and custom.format.get("type") != "text":
-            raise unsupported(f"{path}.format")
         name = _name(custom, path)
-        return [(Tool(name, custom.description, None, namespace, custom=True), f"{path}.name")]
+        grammar = _grammar(custom.format, f"{path}.format")
+        return [(Tool(name, custom.description, None, namespace, True, grammar), f"{path}.name")]
     if kind == "namespace" and namespace is None:
         space = converted(value, NamespaceTool, path)
         name = check_tool_name(space.name, f"{path}.name")
@@ -79,6 +81,20 @@ def _tools(
             found += _tools(tool, f"{path}.tools[{index}]", model, name)
         return found
     raise foreign_type(f"{path}.type", kind, "tools", OFFERABLE if namespace is None else SELECTABLE)
+
+
+def _grammar(value: dict[str, Any] | None, path: str) -> TextGrammar | None:
+    """Returns the grammar of a custom tool's `format`, None for any text."""
+    if value is None:
+        return None
+    kind = value.get("type")
+    if kind not in ("text", "grammar"):
+        raise not_one_of(f"{path}.type", kind, ("text", "grammar"))
+    if kind == "text":
+        converted(value, TextFormat, path)
+        return None
+    grammar = converted(value, GrammarFormat, path)
+    return TextGrammar(grammar.syntax, grammar.definition, field=f"{path}.definition")
 
 
 def _name(tool: ClientTool, path: str) -> str:

@@ -15,23 +15,25 @@ class Detokenizer:
     """The text of one choice. Used by one thread at a time.
 
     The bytes of a character that is not complete are held back, at most three. Bytes that can no longer become a
-    character come out as U+FFFD, one for each maximal ill-formed part, as Unicode recommends. Special tokens give no
+    character come out as U+FFFD, one for each maximal ill-formed part, as Unicode recommends. Hidden tokens give no
     text, and no character spans one. Time is linear in the bytes.
     """
 
-    __slots__ = ("_clean", "_decoder", "_space", "_special", "_texts", "_tokenizer")
+    __slots__ = ("_clean", "_decoder", "_hidden", "_space", "_texts", "_tokenizer")
 
-    def __init__(self, tokenizer: Tokenizer, *, previous: int | None = None, skip_special: bool = True) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, *, previous: int | None = None, hidden: frozenset[int] | None = None
+    ) -> None:
         """`previous` is the last token before this text, None when there is none.
 
         It decides about the space that SentencePiece tokenizers put before text: where encoding would have added one,
         one leading space is dropped; behind ordinary text it is part of the text.
-        `skip_special=False` gives special tokens as their spellings.
+        `hidden` are the tokens that give no text, None: all special ones; any other gives its spelling.
         """
         place = tokenizer.space_prefix
         self._tokenizer = tokenizer
-        self._texts = tokenizer.text_table(skip_special=skip_special)
-        self._special = tokenizer.special_ids if skip_special else frozenset()
+        self._hidden = tokenizer.special_ids if hidden is None else hidden
+        self._texts = tokenizer.text_table(self._hidden)
         self._decoder = _utf8("replace")
         behind_control = previous in tokenizer.control_ids
         self._space = (place != "never" and previous is None) or (place == "always" and behind_control)
@@ -51,7 +53,7 @@ class Detokenizer:
         return self._decoder.decode(b"", True)
 
     def _push(self, token_id: int) -> str:
-        if token_id in self._special:
+        if token_id in self._hidden:
             return self.flush()
         data = self._tokenizer.token_bytes(token_id)
         whole = self._clean

@@ -58,7 +58,7 @@ class Tokenizer:
         # Some files list an ordinary character as special, for padding say. In text it stays what it is.
         characters = {i for i in self.control_ids if len(self._added[i].content) == 1}
         self.control_ids -= {i for i in characters if i in self._plain.encode(self._added[i].content).ids}
-        self._texts: tuple[dict[int, str], dict[int, str]] = ({}, {})
+        self._texts: dict[frozenset[int], dict[int, str]] = {}
         self._bytes: dict[int, bytes] = {}
 
     @classmethod
@@ -239,9 +239,12 @@ class Tokenizer:
         last = max(self._base.get_vocab(with_added_tokens=True).values(), default=-1)
         return [self.token_bytes(i) for i in range(last + 1)]
 
-    def text_table(self, *, skip_special: bool) -> dict[int, str]:
-        """The detokenizer's shared table of tokens that are whole characters, filled by it as tokens turn up."""
-        return self._texts[skip_special]
+    def text_table(self, hidden: frozenset[int]) -> dict[int, str]:
+        """The detokenizers' shared table of tokens that are whole characters, filled by them as tokens turn up.
+
+        One for each set of `hidden` tokens, of which there are as many as callers have constants.
+        """
+        return self._texts.setdefault(hidden, {})
 
     def _find_bytes(self, token_id: int) -> bytes:
         added = self._added.get(token_id)

@@ -260,6 +260,20 @@ def test_tools_keep_their_names() -> None:
     assert decode(tools=[], tool_choice="none").tools == Tools()
 
 
+LARK = {"type": "grammar", "syntax": "lark", "definition": 'start: "go " /[a-z]+/'}
+
+
+def custom(format: Any) -> dict[str, Any]:
+    return {"type": "custom", "name": "p", "format": format}
+
+
+def test_formats_of_custom_tools() -> None:
+    for format in (None, {"type": "text"}):
+        assert decode(tools=[custom(format)]).tools.offered[0].grammar is None
+    grammar = decode(tools=[custom(LARK)]).tools.offered[0].grammar
+    assert grammar is not None and grammar.matches("go home") and not grammar.matches("go 1")
+
+
 @pytest.mark.parametrize(
     ("body", "param"),
     [
@@ -271,7 +285,13 @@ def test_tools_keep_their_names() -> None:
         ({"tools": [{**READ, "allowed_callers": ["programmatic"]}]}, "tools[0].allowed_callers"),
         ({"tools": [{**READ, "function": {}}]}, "tools[0].function"),
         ({"tools": [{"type": "custom", "name": ""}]}, "tools[0].name"),
-        ({"tools": [{"type": "custom", "name": "p", "format": {"type": "grammar"}}]}, "tools[0].format"),
+        ({"tools": [custom({"type": "grammar"})]}, "tools[0].format.syntax"),
+        ({"tools": [custom({"type": "text", "syntax": "lark"})]}, "tools[0].format.syntax"),
+        ({"tools": [custom({"type": "json"})]}, "tools[0].format.type"),
+        ({"tools": [custom({})]}, "tools[0].format.type"),
+        ({"tools": [custom({**LARK, "syntax": "gbnf"})]}, "tools[0].format.syntax"),
+        ({"tools": [custom({**LARK, "definition": "start: nosuch"})]}, "tools[0].format.definition"),
+        ({"tools": [custom({**LARK, "strict": True})]}, "tools[0].format.strict"),
         ({"tools": [{"type": "namespace", "name": "n", "tools": [{"type": "namespace"}]}]}, "tools[0].tools[0].type"),
         ({"tools": [READ], "tool_choice": "any"}, "tool_choice"),
         ({"tool_choice": "required"}, "tool_choice"),

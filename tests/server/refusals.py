@@ -15,7 +15,6 @@ class Refusal(NamedTuple):
 
 STRICT = "schemas of functions are not enforced, and the server is not told to take such tools as ordinary ones"
 MARKER = "the recording's marker of the thinking block was made up, so it does not belong to its text"
-GRAMMAR = "tools with a grammar are not served yet"
 STRUCTURED = "structured output is not served yet"
 LOGPROBS = "log probabilities are not served yet"
 IMAGE = "the model takes text only"
@@ -54,22 +53,11 @@ REFUSED: dict[tuple[str, int], Refusal] = {
     ("claude-code-sonnet45", 3): Refusal(400, "messages[1].content[0].signature:", MARKER),
     ("claude-code-sonnet45", 4): Refusal(400, "messages[1].content[0].signature:", MARKER),
     ("claude-code-sonnet45", 5): Refusal(400, "messages[1].content[0].signature:", MARKER),
-    ("codex", 1): Refusal(400, "tools[3].format:", GRAMMAR),
-    ("codex", 2): Refusal(400, "tools[3].format:", GRAMMAR),
-    ("codex", 3): Refusal(400, "tools[3].format:", GRAMMAR),
-    ("codex", 4): Refusal(400, "tools[3].format:", GRAMMAR),
-    ("codex-compact", 1): Refusal(400, "tools[3].format:", GRAMMAR),
-    ("codex-compact", 3): Refusal(400, "tools[3].format:", GRAMMAR),
     ("codex-image", 1): Refusal(400, "input[3].content[1].type:", IMAGE),
     ("codex-image", 2): Refusal(400, "input[3].content[1].type:", IMAGE),
     ("codex-image", 3): Refusal(400, "input[3].content[1].type:", IMAGE),
-    ("codex-image", 4): Refusal(400, "tools[3].format:", GRAMMAR),
-    ("codex-latest", 1): Refusal(400, "tools[3].format:", GRAMMAR),
-    ("codex-latest", 2): Refusal(400, "tools[3].format:", GRAMMAR),
-    ("codex-latest", 3): Refusal(400, "tools[3].format:", GRAMMAR),
-    ("codex-latest", 4): Refusal(400, "tools[3].format:", GRAMMAR),
     ("codex-schema", 1): Refusal(400, "text.format:", STRUCTURED),
-    ("codex-websearch", 1): Refusal(400, "tools[3].format:", GRAMMAR),
+    ("codex-websearch", 1): Refusal(400, "tools[9].type:", HOSTED),
     ("compatcanary", 4): Refusal(400, "tools[0].function.strict:", STRICT),
     ("compatcanary", 5): Refusal(400, "response_format:", STRUCTURED),
     ("fault-cc-400", 1): Refusal(400, "safeguards:", UNKNOWN),

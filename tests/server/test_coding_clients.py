@@ -23,6 +23,7 @@ pytestmark = pytest.mark.skipif(not ASKED, reason="FLARE_RUN_CLIENT_TESTS=1 runs
 WRONG, RIGHT = "return a - b", "return a + b"
 PROGRAM = f"def add(a, b):\n    {WRONG}\n"
 CHECK = "from calc import add\n\nassert add(2, 3) == 5\nopen('passed', 'w').close()\nprint('all good')\n"
+PATCH = f"*** Begin Patch\n*** Update File: calc.py\n@@\n-    {WRONG}\n+    {RIGHT}\n*** End Patch\n"
 TASK = "The test in check.py fails. Read calc.py, mend it, and run python3 check.py."
 DONE = "Mended: calc.py adds now and the check passes."
 
@@ -101,6 +102,7 @@ CODEX_MODEL = {
     "truncation_policy": {"mode": "tokens", "limit": 10000},
     "experimental_supported_tools": [],
     "base_instructions": "You are a coding agent.",
+    "apply_patch_tool_type": "freeform",
     "context_window": 200000,
     "max_context_window": 200000,
     "input_modalities": ["text"],
@@ -110,7 +112,7 @@ CODEX_MODEL = {
 def test_codex(tmp_path: Path, project: Path) -> None:
     replies = [
         "<think>First the file.</think>" + call("exec_command", cmd="cat calc.py"),
-        call("exec_command", cmd=f"sed -i 's/{WRONG}/{RIGHT}/' calc.py"),
+        call("apply_patch", input=PATCH),
         call("exec_command", cmd="python3 check.py"),
         DONE,
     ]

@@ -110,8 +110,10 @@ def test_special_tokens_give_no_text_and_end_a_character() -> None:
     detokenizer = Detokenizer(tokenizer)
     ids = [token_of(tokenizer, b"\xe4"), special, token_of(tokenizer, b"\xbd"), tag, 10**7]
     assert [detokenizer.push(i) for i in ids] == ["", FFFD, FFFD, "<tool_call>", ""]
-    spelled = Detokenizer(tokenizer, skip_special=False)
+    spelled = Detokenizer(tokenizer, hidden=frozenset())
     assert [spelled.push(i) for i in (special, tag)] == ["<|im_end|>", "<tool_call>"]
+    chosen = Detokenizer(tokenizer, hidden=tokenizer.special_ids - {special})
+    assert [chosen.push(i) for i in (ids[0], special, tag)] == ["", FFFD + "<|im_end|>", "<tool_call>"]
     assert Detokenizer(tokenizer).push(special) == ""
 
 

@@ -168,9 +168,7 @@ ATTENTIONS = [case for case in CASES if case.kernel.startswith("Attention")]
 
 @each_level
 @pytest.mark.parametrize("case", ATTENTIONS, ids=case_name)
-def test_attention_reads_nothing_beyond_a_token_position(
-    libraries: dict[str, Library], case: Case, level: str
-) -> None:
+def test_attention_reads_nothing_beyond_a_token_position(libraries: dict[str, Library], case: Case, level: str) -> None:
     """Prefill reads pages that hold later tokens, decode pages that hold leftovers: the bits are the same."""
     library, tokens = libraries[level], case.tokens
     prefill = case.run(library)

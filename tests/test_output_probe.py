@@ -1,0 +1,80 @@
+"""What the exporter finds out about a model's writing: formats of calls, delimiters of reasoning, tokens to be spelled."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from tokenizers import AddedToken, Tokenizer, models
+
+from flare.output import OutputSyntax
+from flare.tables import check_facts
+from ignition.text_facts import _template_facts
+from tests.text import templates
+
+HERMES = """{%- macro called(call) %}
+    {{- '<tool_call>\\n{"name": "' + call.function.name + '", "arguments": ' }}
+    {{- call.function.arguments if call.function.arguments is string else call.function.arguments | tojson }}
+    {{- "}\\n</tool_call>" }}
+{%- endmacro %}
+{%- if tools %}
+    {{- "<|im_start|>system\\n" }}{%- for tool in tools %}{{- tool | tojson }}{%- endfor %}{{- "<|im_end|>\\n" }}
+{%- endif %}
+{%- for message in messages %}
+    {{- "<|im_start|>" + message.role + "\\n" }}
+    {%- if message.role == "assistant" %}{{- "<think>\\n\\n</think>\\n\\n" }}{%- endif %}
+    {{- message.content }}
+    {%- for call in message.tool_calls or [] %}{{- "\\n" }}{{- called(call) }}{%- endfor %}
+    {{- "<|im_end|>\\n" }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- "<|im_start|>assistant\\n<think>\\n" }}{%- endif %}
+"""
+
+
+def tokenizer(*special: str, plain: tuple[str, ...] = ()) -> bytes:
+    """A tokenizer of single letters with added tokens, special and plain ones; ids go on from 1 in that order."""
+    made = Tokenizer(models.WordLevel({"[UNK]": 0}, unk_token="[UNK]"))
+    made.add_special_tokens([AddedToken(text, special=True) for text in special])
+    made.add_tokens([AddedToken(text, special=False) for text in plain])
+    return made.to_str().encode()
+
+
+def output(source: str | None, tokenizer_json: bytes) -> dict[str, Any]:
+    facts = _template_facts(source, source and "chat_template.jinja", {}, tokenizer_json)
+    assert json.loads(json.dumps(facts)) == facts
+    check_facts(facts, 100)
+    assert facts["output"].keys() == set(OutputSyntax.__struct_fields__)
+    return facts["output"]
+
+
+def test_calls_as_json_objects_between_tags() -> None:
+    found = output(HERMES, tokenizer("<|im_start|>", "<|im_end|>", plain=("<think>", "</think>", "<tool_call>")))
+    assert found == {
+        "tools": "hermes",
+        "reasoning": ["<think>", "</think>"],
+        "open_token": 3,
+        "close_token": 4,
+        "spelled": [],
+    }
+
+
+def test_special_tokens_of_the_format_are_spelled_and_those_around_it_are_not() -> None:
+    found = output(HERMES, tokenizer("<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>", "<other>"))
+    assert found["spelled"] == [3, 4]
+    assert (found["open_token"], found["close_token"]) == (None, None)
+
+
+@pytest.mark.parametrize("name", ["CHATML", "DATED"])
+def test_a_template_that_shows_no_tools(name: str) -> None:
+    found = output(getattr(templates, name), tokenizer("<|im_start|>", "<|im_end|>"))
+    assert found == {"tools": None, "reasoning": None, "open_token": None, "close_token": None, "spelled": []}
+
+
+def test_a_form_of_calls_that_no_format_reads() -> None:
+    found = output(HERMES.replace("tool_call>", "act>"), tokenizer())
+    assert found["tools"] is None
+
+
+def test_without_a_template_nothing_is_known() -> None:
+    assert output(None, tokenizer())["tools"] is None
