@@ -8,10 +8,11 @@ its own, which also runs where a request offers no tools.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import NamedTuple
 
 from flare.conversation import Tools
-from flare.output import hermes
+from flare.output import function_tags, glm, hermes
 from flare.output.interface import CallReader, Output, OutputSyntax
 from flare.output.machine import Machine
 from flare.output.openers import Calls, Opener
@@ -26,7 +27,10 @@ class CallFormat(NamedTuple):
 
 
 CALL_FORMATS: Mapping[str, CallFormat] = {
+    "glm": CallFormat(glm.OPENERS, glm.GlmReader),
     "hermes": CallFormat(hermes.OPENERS, lambda _opener, _tools: hermes.HermesReader()),
+    "mimo": CallFormat(function_tags.OPENERS, partial(function_tags.FunctionReader, verbatim=True)),
+    "qwen": CallFormat(function_tags.OPENERS, partial(function_tags.FunctionReader, verbatim=False)),
 }
 
 ReplyMachine = Callable[[OutputSyntax, Tools, "Rules | None", bool], Output]
