@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from flare.conversation import Tools
-from flare.output import hermes
+from flare.output import gemma4, hermes, minimax
 from flare.output.interface import CallReader, Output, OutputSyntax
 from flare.output.machine import Machine
 from flare.output.openers import Calls, Opener
@@ -26,7 +26,9 @@ class CallFormat(NamedTuple):
 
 
 CALL_FORMATS: Mapping[str, CallFormat] = {
+    "gemma4": CallFormat(gemma4.OPENERS, lambda _opener, _tools: gemma4.Gemma4Reader()),
     "hermes": CallFormat(hermes.OPENERS, lambda _opener, _tools: hermes.HermesReader()),
+    "minimax": CallFormat(minimax.OPENERS, lambda _opener, tools: minimax.MiniMaxReader(tools)),
 }
 
 ReplyMachine = Callable[[OutputSyntax, Tools, "Rules | None", bool], Output]
