@@ -261,7 +261,9 @@ def test_the_bounds_of_a_call() -> None:
 KEYS = st.text(st.characters(exclude_characters='{}[],:"<', exclude_categories=["Cs"]), min_size=1).filter(
     lambda key: key == key.strip(" \t\n\r")
 )
-TEXTS = st.one_of(st.text(), st.lists(st.sampled_from(['<|"', "|>", "<", '"', "}", "{", ",", ":", "\\", "null"])).map("".join))
+TEXTS = st.one_of(
+    st.text(), st.lists(st.sampled_from(['<|"', "|>", "<", '"', "}", "{", ",", ":", "\\", "null"])).map("".join)
+)
 TEXTS = TEXTS.filter(lambda text: '<|"|>' not in text)
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | TEXTS,
@@ -276,7 +278,9 @@ PROSE = st.text(min_size=1).filter(lambda text: text == text.strip() and "<" not
 def written(value: Any, space: str = "") -> str:
     """A value as the chat template writes it; `space` stands around what structures it."""
     if isinstance(value, dict):
-        return "{" + ",".join(f"{space}{key}:{space}{written(item, space)}" for key, item in value.items()) + space + "}"
+        return (
+            "{" + ",".join(f"{space}{key}:{space}{written(item, space)}" for key, item in value.items()) + space + "}"
+        )
     if isinstance(value, list):
         return "[" + ",".join(space + written(item, space) for item in value) + "]"
     return f'<|"|>{value}<|"|>' if isinstance(value, str) else json.dumps(value)
@@ -352,7 +356,9 @@ def test_hostile_calls_take_linear_work(head: str, unit: str) -> None:
     assert once <= 4 * sizes[0] + 1000  # not much more than to look at each character once
     assert twice <= 2.2 * once + 1000 and four <= 2.2 * twice + 1000
     small = [
-        calls_made([(OTHER, char) for char in f"<|tool_call>{head}{unit * n}"], syntax=SYNTAX, tools=TOOLS, natural=False)
+        calls_made(
+            [(OTHER, char) for char in f"<|tool_call>{head}{unit * n}"], syntax=SYNTAX, tools=TOOLS, natural=False
+        )
         for n in (200, 400, 800)
     ]
     assert small[1] <= 2.2 * small[0] + 1000 and small[2] <= 2.2 * small[1] + 1000
