@@ -71,7 +71,7 @@ def _kinds(schema: Schema) -> Iterator[str]:
 
 def _referred(reference: Any, root: Schema | None) -> Any:
     """Returns what a JSON Pointer within the schema refers to, None where it leads nowhere."""
-    if not isinstance(reference, str) or not reference.startswith("#"):
+    if not isinstance(reference, str) or (reference != "#" and not reference.startswith("#/")):
         return None
     found: Any = root
     for name in reference[1:].split("/")[1:]:
