@@ -183,6 +183,7 @@ def test_arguments_that_break_the_syntax(written: str) -> None:
     found = read(call(written))
     assert found.error is not None
     assert [part for part in found.parts if part[0] != "call"] == []  # no mark of a call is shown
+    assert ("not valid JSON" in found.error) == ('":"' in written)  # but for JSON's own strings
     assert read("So: " + call(written)).parts[0] == ("text", "So: ")
 
 

@@ -148,6 +148,7 @@ def test_the_delimiters_are_tokens() -> None:
         (":<pair>:<item>1:</item>:<item>2:</item>:</pair>", {"pair": ["1", 2]}),
         (":<list>[1, 2.50]:</list>", {"list": [1, 2.5]}),
         (":<box>:<item>1:</item>:</box>", {"box": {"item": 1}}),
+        (":<box>:<item>a:</item>:<item>b:</item>:</box>", {"box": ["a", "b"]}),
         (":<item>a:</item>:<-A>b:</-A>:<a b>c:</a b>", {"item": "a", "-A": "b", "a b": "c"}),
         (":<list>:<item>a:</item>:<item>:<item>b:</item>:</item>:</list>", {"list": ["a", ["b"]]}),
         (":<mix>:<item>a:</item>:<k>b:</k>:</mix>", {"mix": {"item": "a", "k": "b"}}),
