@@ -12,7 +12,7 @@ from functools import partial
 from typing import NamedTuple
 
 from flare.conversation import Tools
-from flare.output import function_tags, glm, hermes
+from flare.output import function_tags, gemma4, glm, hermes, minimax
 from flare.output.interface import CallReader, Output, OutputSyntax
 from flare.output.machine import Machine
 from flare.output.openers import Calls, Opener
@@ -27,9 +27,11 @@ class CallFormat(NamedTuple):
 
 
 CALL_FORMATS: Mapping[str, CallFormat] = {
+    "gemma4": CallFormat(gemma4.OPENERS, lambda _opener, _tools: gemma4.Gemma4Reader()),
     "glm": CallFormat(glm.OPENERS, glm.GlmReader),
     "hermes": CallFormat(hermes.OPENERS, lambda _opener, _tools: hermes.HermesReader()),
     "mimo": CallFormat(function_tags.OPENERS, partial(function_tags.FunctionReader, verbatim=True)),
+    "minimax": CallFormat(minimax.OPENERS, lambda _opener, tools: minimax.MiniMaxReader(tools)),
     "qwen": CallFormat(function_tags.OPENERS, partial(function_tags.FunctionReader, verbatim=False)),
 }
 
