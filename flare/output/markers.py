@@ -28,6 +28,10 @@ class Markers:
         """Whether neither a marker nor the beginning of one is in a text."""
         return self._first.isdisjoint(text)
 
+    def at_end(self, text: str) -> str | None:
+        """The marker that a text ends with."""
+        return next((marker for marker in self._markers if text.endswith(marker)), None)
+
     def search(self, data: str, at: int) -> re.Match[str] | None:
         return self._pattern.search(data, at)
 
