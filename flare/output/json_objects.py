@@ -92,20 +92,25 @@ class ObjectReader:
 
 
 def read_object(text: str) -> dict[str, Any]:
-    """Returns the members of a JSON object.
+    """Returns the members of a JSON object, see `read_value`. Raises OutputError for anything else."""
+    value = read_value(text)
+    if not isinstance(value, dict):
+        raise OutputError("the model wrote a tool call that is not a JSON object")
+    return value
+
+
+def read_value(text: str) -> Any:
+    """Returns the value of a JSON text that nests no deeper than it may.
 
     Numbers stay as they are written (`msgspec.Raw` where Python would change them), and members stay in order. Raises
-    OutputError for anything else than an object, for a name that occurs twice in an object, and for lone surrogates.
+    OutputError for what is no JSON, and for a name that occurs twice in an object.
     """
     try:
-        value = json.loads(
+        return json.loads(
             text, parse_int=_integer, parse_float=msgspec.Raw, parse_constant=_constant, object_pairs_hook=_members
         )
     except (ValueError, RecursionError):
         raise malformed() from None
-    if not isinstance(value, dict):
-        raise OutputError("the model wrote a tool call that is not a JSON object")
-    return value
 
 
 def canonical(value: dict[str, Any]) -> str:

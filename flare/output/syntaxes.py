@@ -15,6 +15,7 @@ from flare.output import hermes
 from flare.output.interface import CallReader, Output, OutputSyntax
 from flare.output.kimi_xtml import KimiMachine
 from flare.output.machine import Machine
+from flare.output.muse_atem import MuseMachine
 from flare.output.openers import Calls, Opener
 from flare.output.rules import Rules
 
@@ -36,6 +37,7 @@ none may come), and whether the prompt ends within reasoning."""
 
 REPLY_FORMATS: Mapping[str, ReplyMachine] = {
     "kimi_xtml": lambda syntax, _tools, rules, opens: KimiMachine(syntax, rules, opens_reasoning=opens),
+    "muse_atem": lambda syntax, tools, rules, opens: MuseMachine(syntax, tools, rules, opens_reasoning=opens),
 }
 
 FORMATS = frozenset(CALL_FORMATS) | frozenset(REPLY_FORMATS)

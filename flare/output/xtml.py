@@ -12,7 +12,7 @@ from flare.output.json_objects import MAX_DEPTH, ObjectReader, call_arguments, m
 OPEN, CLOSE, SEP = "<|open|>", "<|close|>", "<|sep|>"
 
 _NAME = re.compile(r"\s*(\S*)")
-_ATTRIBUTE = re.compile(r'\s+([^\s="]+)="([^"]*)"')
+_ATTRIBUTE = re.compile(r'\s++([^\s="]++)="([^"]*+)"')
 _ENTITY = re.compile("&(amp|quot|apos|lt|gt);")
 _CHARACTERS = {"amp": "&", "quot": '"', "apos": "'", "lt": "<", "gt": ">"}
 

@@ -21,7 +21,9 @@ class Detokenizer:
 
     __slots__ = ("_clean", "_decoder", "_hidden", "_space", "_texts", "_tokenizer")
 
-    def __init__(self, tokenizer: Tokenizer, *, previous: int | None = None, hidden: frozenset[int] | None = None) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, *, previous: int | None = None, hidden: frozenset[int] | None = None
+    ) -> None:
         """`previous` is the last token before this text, None when there is none.
 
         It decides about the space that SentencePiece tokenizers put before text: where encoding would have added one,
