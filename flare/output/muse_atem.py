@@ -97,10 +97,10 @@ class MuseMachine(FramedMachine):
 
     def _open(self) -> Iterator[Piece]:
         """Begins the text of a message."""
-        if self._place == "header":
+        if self._place in ("header", "outside") or self._header.startswith(_TO):
             recipient = _recipient(self._header)
-        elif self._place == "outside" or self._header.startswith(_TO):
-            recipient = self._header.removeprefix(_TO).strip() if self._header.startswith(_TO) else ""
+            if recipient is None and self._place == "outside":
+                recipient = ""  # the beginning of a word
             self._close()
         else:
             yield from self._release()
@@ -170,7 +170,13 @@ def _recipient(header: str) -> str | None:
 
 def _may_be_header(text: str) -> bool:
     """Whether text outside of messages, without leading white space, may be a header or the beginning of one."""
-    return len(text) <= MAX_HEADER and "\n" not in text and (text.startswith(_TO) or _TO.startswith(text))
+    if len(text) > MAX_HEADER or "\n" in text:
+        return False
+    if text.startswith(_ROLE):
+        rest = text[len(_ROLE) :]
+        text = rest.lstrip()
+        return (not rest or text != rest) and (text.startswith(_TO) or _TO.startswith(text))
+    return text.startswith(_TO) or _TO.startswith(text) or _ROLE.startswith(text)
 
 
 def _word_at(text: str, edge: bool) -> int:

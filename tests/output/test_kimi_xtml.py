@@ -96,6 +96,7 @@ def test_a_reported_call_with_entities_types_and_spaces(natural: bool) -> None:
         (closes("response") + tools(), []),
         (closes("response") + "\n" + channel("think", "a") + "\n", [("reasoning", "a")]),
         (closes("response") + "\nStray\n" + END, [("text", "\nStray\n")]),
+        (closes("response") + "\n" + closes("x") + " Stray", [("text", " Stray")]),
         (ANSWER + closes("think") + closes("call") + closes(""), [("text", "Yes.")]),
         ("Yes." + closes("") + channel("think", "x"), [("text", "Yes."), ("reasoning", "x")]),
         ("Yes.<|close|> response <|sep|>" + END, [("text", "Yes.")]),

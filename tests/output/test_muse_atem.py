@@ -18,8 +18,8 @@ from tests.output.feeding import OTHER, WEATHER, feed
 from tests.output.frames import Frames, Item, Tok
 
 SPELLINGS = ("<|start|>", "<|message|>", "<|eom|>", "<|eot|>")
-MUSE = Frames("muse_atem", *SPELLINGS, in_header=True)
-BODY = Frames("muse_atem", *SPELLINGS)  # the prompt ends within the text of a message
+MUSE = Frames("muse_atem", *SPELLINGS)
+BODY = Frames("muse_atem", *SPELLINGS, in_header=False)  # the prompt ends within the text of a message
 OSLO = ("call", "weather", '{"city":"Oslo"}')
 NOON = ("call", "clock", "{}")
 CUT = "the model ended its answer within a tool call"
@@ -87,6 +87,11 @@ WEATHER_CALL = call("weather", parameter("city", "Oslo"))
         (message("self", block(invoke("f"))), [("reasoning", block(invoke("f")))]),
         (message("user", block(invoke("f"))), [("text", block(invoke("f")))]),
         ("<|message|>Yes.", [("text", "Yes.")]),  # to nobody
+        ("assistant to=self<|message|>Hm.<|eom|>assistant<|message|>Yes.", [("reasoning", "Hm."), ("text", "Yes.")]),
+        ("assist<|message|>Yes.", [("text", "Yes.")]),
+        ("assistants to=self", [("text", "assistants to=self")]),
+        ("assistant for you", [("text", "assistant for you")]),
+        ("assistantto=self", [("text", "assistantto=self")]),
         (" to=<|message|>Yes.", [("text", "Yes.")]),
         ("to=user <|message|>Yes.", [("text", "Yes.")]),
         (" to=self<|message|>Hm.<|eom|> to=user<|message|>Yes.", [("reasoning", "Hm."), ("text", "Yes.")]),
@@ -100,6 +105,7 @@ WEATHER_CALL = call("weather", parameter("city", "Oslo"))
         ),
         (" to=self<|message|>into=user<|message|>Yes.", [("reasoning", "into=userYes.")]),
         (" to=self<|message|>Hm. to<|message|>me", [("reasoning", "Hm. tome")]),
+        (" to=self<|message|>Hm. to<|message|>to=user<|message|>x", [("reasoning", "Hm. toto=userx")]),
         (" to=self<|message|>Hm. to=user<|eom|>", [("reasoning", "Hm. to=user")]),
         (" to=self<|message|>Hm. to=user", [("reasoning", "Hm. to=user")]),
         ("Yes, plainly.", [("text", "Yes, plainly.")]),
@@ -176,6 +182,10 @@ def arguments_of(*parts: str, name: str = "f") -> str:
         (
             (parameter("text", "</atem:parameter></atem:parameter>\n<"),),
             '{"text":"</atem:parameter></atem:parameter>\\n<"}',
+        ),
+        (
+            (parameter("text", "</atem:parameter> x</atem:parameter>\n"),),
+            '{"text":"</atem:parameter> x</atem:parameter>\\n"}',
         ),
         ((parameter("text", "</atem:parameter>\n</atem:x"),), '{"text":"</atem:parameter>\\n</atem:x"}'),
         ((parameter("text", '<atem:parameter name="b">'),), '{"text":"<atem:parameter name=\\"b\\">"}'),
@@ -262,6 +272,11 @@ def test_the_bounds_of_calls() -> None:
     for chunks, fits in ((15, True), (17, False)):
         found = feed([*begun, *[(OTHER, "ü" * (1 << 19))] * chunks], syntax=MUSE.tokens, natural=False)
         assert found.error is None if fits else str(MAX_CALL) in str(found.error)
+    longest = MAX_NAME_WRITTEN - len(' name="')
+    found = MUSE.same(message("f", '<atem:invoke name="' + "f" * longest + '"></atem:invoke>'))
+    assert "characters, the limit is" in str(found.error)  # of a name; the tag could be read
+    found = MUSE.same(message("f", '<atem:invoke name="' + "f" * (longest + 1)), natural=False)
+    assert f"a tag of more than {MAX_NAME_WRITTEN} characters" in str(found.error)
 
 
 def test_what_a_request_allows() -> None:
@@ -299,6 +314,9 @@ def test_reasoning_tokens_are_those_of_messages_to_self() -> None:
     assert feed([text for _, text in reply], syntax=MUSE.texts).reasoning_tokens == 5
     spread = [*"hm", " ", "to", "=", "user", (MUSE.ids["<|message|>"], "<|message|>"), "yes"]
     assert feed(spread, syntax=BODY.tokens, opens=True).reasoning_tokens == 3  # the header's are none
+    assert (
+        feed(["h", (MUSE.ids["<|message|>"], "<|message|>"), "m"], syntax=BODY.tokens, opens=True).reasoning_tokens == 2
+    )
     assert feed([*"hm", " ", "to", "=", "us"], syntax=BODY.tokens, opens=True).reasoning_tokens == 6
     assert feed([*"hm", " ", "to", "=", "us", " x"], syntax=BODY.tokens, opens=True).reasoning_tokens == 7
 
@@ -383,3 +401,11 @@ def test_any_split_gives_the_same(
     found = frames.same(reply, tools=tools, opens=opens_reasoning, natural=natural)
     for kind, *content in found.parts:
         assert kind == "call" or not any(spelling in content[0] for spelling in SPELLINGS)
+
+
+def test_a_call_with_many_arguments() -> None:
+    meant = {f"key_{index}": str(index) for index in range(200)}
+    found = feed(
+        MUSE.pushed(MUSE.items(call("f", *(parameter(*pair) for pair in meant.items()))), 7), syntax=MUSE.tokens
+    )
+    assert found.error is None and json.loads(found.calls[0].arguments) == meant
