@@ -273,7 +273,7 @@ def _meant(written: str, types: frozenset[str]) -> Any:
     if "boolean" in types:
         if word in ("true", "false"):
             return word == "true"
-        if word in ("0", "1") and not types & {"integer", "number"}:
+        if word in ("0", "1"):
             return word == "1"
     if types & {"integer", "number"} and written[:1] in tuple("+-0"):
         sign = "-" if written.startswith("-") else ""
