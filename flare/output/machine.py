@@ -11,11 +11,10 @@ delimiters that are tokens themselves. What it decides where models and clients 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Generator, Iterable, Iterator
-from functools import lru_cache
 
 from flare.output.interface import CallReader, OutputError, OutputSyntax, Piece
+from flare.output.markers import marker_set
 from flare.output.openers import Calls
 from flare.output.rules import Rules
 
@@ -62,8 +61,8 @@ class Machine:
         self._calls = calls
         openers = () if calls is None else calls.openers
         within = [opener.text for opener in openers if opener.in_reasoning]
-        self._answer_markers = _markers(*delimiters, *(opener.text for opener in openers))
-        self._reasoning_markers = _markers(*delimiters, *within)
+        self._answer_markers = marker_set(*delimiters, *(opener.text for opener in openers))
+        self._reasoning_markers = marker_set(*delimiters, *within)
         self._rules = rules
         self._reasoning = opens_reasoning and self._open is not None
         self._markers = self._reasoning_markers if self._reasoning else self._answer_markers
@@ -244,35 +243,3 @@ class Machine:
     def _answer(self, text: str) -> Iterator[Piece]:
         if self._rules is None or self._rules.shows_text:
             yield Piece("text", text)
-
-
-@lru_cache(64)
-def _markers(*markers: str) -> _Markers:
-    return _Markers(markers)
-
-
-class _Markers:
-    """The strings that mean something, searched together."""
-
-    __slots__ = ("_first", "_longest", "_markers", "_pattern")
-
-    def __init__(self, markers: tuple[str, ...]) -> None:
-        self._markers = markers
-        self._first = frozenset(marker[0] for marker in markers)
-        self._longest = max(map(len, markers), default=0)
-        alternatives = "|".join(re.escape(marker) for marker in sorted(markers, key=len, reverse=True))
-        self._pattern = re.compile(alternatives or "(?!)")
-
-    def absent(self, text: str) -> bool:
-        """Whether neither a marker nor the beginning of one is in a text."""
-        return self._first.isdisjoint(text)
-
-    def search(self, data: str, at: int) -> re.Match[str] | None:
-        return self._pattern.search(data, at)
-
-    def certain(self, data: str, at: int) -> int:
-        """Returns up to where `data`, which holds no marker behind `at`, cannot become part of one."""
-        for place in range(max(at, len(data) - self._longest + 1), len(data)):
-            if data[place] in self._first and any(marker.startswith(data[place:]) for marker in self._markers):
-                return place
-        return len(data)

@@ -14,7 +14,9 @@ from typing import NamedTuple
 from flare.conversation import Tools
 from flare.output import function_tags, gemma4, glm, hermes, minimax
 from flare.output.interface import CallReader, Output, OutputSyntax
+from flare.output.kimi_xtml import KimiMachine
 from flare.output.machine import Machine
+from flare.output.muse_atem import MuseMachine
 from flare.output.openers import Calls, Opener
 from flare.output.rules import Rules
 
@@ -39,7 +41,10 @@ ReplyMachine = Callable[[OutputSyntax, Tools, "Rules | None", bool], Output]
 """Makes the machine of a format of replies: of a core's syntax, the request's tools, the rules for its calls (None where
 none may come), and whether the prompt ends within reasoning."""
 
-REPLY_FORMATS: Mapping[str, ReplyMachine] = {}
+REPLY_FORMATS: Mapping[str, ReplyMachine] = {
+    "kimi_xtml": lambda syntax, _tools, rules, opens: KimiMachine(syntax, rules, opens_reasoning=opens),
+    "muse_atem": lambda syntax, tools, rules, opens: MuseMachine(syntax, tools, rules, opens_reasoning=opens),
+}
 
 FORMATS = frozenset(CALL_FORMATS) | frozenset(REPLY_FORMATS)
 

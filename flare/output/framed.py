@@ -1,0 +1,138 @@
+"""What the machines of formats have in common whose replies stand in frames of control tokens.
+
+Where the core names the control tokens (`OutputSyntax.spelled`) only those tokens are markers, and the same text in
+ordinary tokens is data: a model can explain its own format. Otherwise the spellings are markers wherever they occur.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Literal
+
+from flare.output.interface import OutputError, OutputSyntax, Piece
+from flare.output.json_objects import MAX_ARGUMENTS
+from flare.output.markers import Markers
+from flare.output.rules import Rules
+
+MAX_CALL = 2 * MAX_ARGUMENTS
+"""Most bytes of a call as it is written: quoted arguments take more room than by themselves."""
+
+
+class FramedMachine:
+    """See `Output`. A format says what its markers, and the text between them, mean in the state that it is in.
+
+    Without `rules` no call may come: one that the model makes is left out, since frames are never shown.
+    """
+
+    def __init__(self, syntax: OutputSyntax, markers: Markers, rules: Rules | None) -> None:
+        self._tokens = syntax.spelled
+        self._markers = markers
+        self._rules = rules
+        self._kind: Literal["text", "reasoning"] | None = None
+        """What text is shown as in the present state, None where it is not shown."""
+        self._held = ""  # the beginning of a marker, perhaps
+        self._shown = False  # the token made reasoning visible
+        self._pending = 0  # tokens within reasoning that are part of a frame, perhaps
+        self.reasoning_tokens = 0
+
+    def push(self, token: int, text: str) -> Iterable[Piece]:
+        kind = self._kind
+        if (
+            text
+            and kind is not None
+            and not self._undecided()
+            and (token not in self._tokens if self._tokens else self._markers.absent(text))
+            and self._plain(text)
+        ):
+            # By far the most tokens: nothing is held back, and nothing in this one needs to be.
+            if kind == "reasoning":
+                self.reasoning_tokens += token >= 0
+                return (Piece("reasoning", text),)
+            return (Piece("text", text),) if self._rules is None or self._rules.shows_text else ()
+        return self._push(token, text)
+
+    def end(self, *, natural: bool) -> Iterable[Piece]:
+        self._shown = False
+        held, self._held = self._held, ""
+        if held:
+            yield from self._text(held)
+        yield from self._end()
+        if self._shown:
+            self.reasoning_tokens += self._pending
+        if natural and self._cut():
+            raise OutputError("the model ended its answer within a tool call")
+        if self._rules is not None:
+            self._rules.end()
+
+    def _marker(self, marker: str) -> Iterator[Piece]:
+        """Takes a marker."""
+        raise NotImplementedError
+
+    def _text(self, text: str) -> Iterator[Piece]:
+        """Takes text between markers, any part of it."""
+        raise NotImplementedError
+
+    def _end(self) -> Iterator[Piece]:
+        """Returns what the format held back itself, where that is text after all."""
+        raise NotImplementedError
+
+    def _cut(self) -> bool:
+        """Whether an answer that ends here would lack the rest of a call."""
+        raise NotImplementedError
+
+    def _undecided(self) -> int:
+        """How many characters are held back, since they may belong to a frame."""
+        return len(self._held)
+
+    def _plain(self, text: str) -> bool:
+        """Whether text without markers is shown as it is in the present state, nothing held back of it."""
+        return True
+
+    def _push(self, token: int, text: str) -> Iterator[Piece]:
+        self._shown = False
+        within = self._kind == "reasoning"
+        if not self._tokens:
+            yield from self._read(text)
+        elif token in self._tokens and (marker := self._markers.at_end(text)):
+            if before := text.removesuffix(marker):
+                yield from self._text(before)
+            within = False
+            yield from self._marker(marker)
+        elif text:
+            yield from self._text(text)
+        if token >= 0:
+            self._count(text, within and self._kind == "reasoning")
+
+    def _read(self, text: str) -> Iterator[Piece]:
+        """Finds the markers in text; what may become one with the text that comes next is held back."""
+        data, self._held = self._held + text, ""
+        at = 0
+        while (found := self._markers.search(data, at)) is not None:
+            if at < found.start():
+                yield from self._text(data[at : found.start()])
+            at = found.end()
+            yield from self._marker(found[0])
+        certain = self._markers.certain(data, at)
+        self._held = data[certain:]
+        if at < certain:
+            yield from self._text(data[at:certain])
+
+    def _count(self, text: str, within: bool) -> None:
+        """Counts a token as reasoning if it showed some, or was `within` it and is no part of a frame."""
+        undecided = 0 < len(text) <= self._undecided()
+        if self._shown:
+            self.reasoning_tokens += self._pending
+        if self._shown or self._kind != "reasoning":
+            self._pending = 0
+        if undecided and self._kind == "reasoning":
+            self._pending += 1
+        elif self._shown or within:
+            self.reasoning_tokens += 1
+
+    def _show(self, text: str) -> Iterator[Piece]:
+        """Shows text as the present state does."""
+        if self._kind == "reasoning":
+            self._shown = True
+            yield Piece("reasoning", text)
+        elif self._kind == "text" and (self._rules is None or self._rules.shows_text):
+            yield Piece("text", text)
