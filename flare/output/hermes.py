@@ -5,6 +5,7 @@ A call is complete with its object. Several objects may stand in one pair of tag
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from flare.output.interface import OutputError
@@ -81,13 +82,20 @@ class HermesReader:
         return "more", len(data)
 
 
-def read_call(text: str) -> tuple[str, str]:
-    """Returns name and arguments of a call's object. Raises OutputError."""
+def read_call(text: str, arguments: Sequence[str] = ("arguments",), ignored: Sequence[str] = ()) -> tuple[str, str]:
+    """Returns name and arguments of a call's object.
+
+    The member with the arguments has one of the names `arguments`; members named in `ignored` may stand beside it. Raises
+    OutputError.
+    """
     members: dict[str, Any] = read_object(text)
-    if unknown := members.keys() - {"name", "arguments"}:
+    if unknown := members.keys() - {"name", *arguments, *ignored}:
         raise OutputError(f"the model wrote a tool call with the member {min(unknown)[:80]!r}")
     name = members.get("name")
     if not isinstance(name, str) or not name.strip():
         raise OutputError("the model wrote a tool call without a name")
     canonical({"name": name})  # for its complaints
-    return name, call_arguments(members.get("arguments"))
+    given = [members[member] for member in arguments if member in members]
+    if len(given) > 1:
+        raise OutputError("the model wrote a tool call that has arguments twice")
+    return name, call_arguments(given[0] if given else None)

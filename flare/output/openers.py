@@ -9,10 +9,12 @@ from flare.output.interface import CallReader
 
 
 class Opener(NamedTuple):
-    """A text that may begin a call. `in_reasoning`: also within reasoning, which a call then ends."""
+    """A text that may begin a call. `in_reasoning`: also within reasoning, which a call then ends. `first`: only where
+    nothing but white space stands before it, back to the beginning of the answer, a delimiter or a call."""
 
     text: str
     in_reasoning: bool = True
+    first: bool = False
 
 
 class Calls(NamedTuple):

@@ -11,6 +11,10 @@ MAX_NAME = 128
 """Most characters of the name of a tool that was not declared; clients could not send back a longer one."""
 
 
+LONGEST_NAME = 2 * MAX_NAME + len("__")
+"""Most characters of the name by which the model knows a declared tool."""
+
+
 def qualified(namespace: str | None, name: str) -> str:
     """Returns the name by which the model knows a tool."""
     return name if namespace is None else f"{namespace}__{name}"

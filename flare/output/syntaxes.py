@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from flare.conversation import Tools
-from flare.output import hermes
+from flare.output import hermes, json_calls, llama, mistral
 from flare.output.interface import CallReader, Output, OutputSyntax
 from flare.output.machine import Machine
 from flare.output.openers import Calls, Opener
@@ -26,7 +26,15 @@ class CallFormat(NamedTuple):
 
 
 CALL_FORMATS: Mapping[str, CallFormat] = {
+    "granite": CallFormat(
+        json_calls.GRANITE, lambda opener, _tools: json_calls.JsonCallsReader(opener, json_calls.GRANITE_CLOSER)
+    ),
     "hermes": CallFormat(hermes.OPENERS, lambda _opener, _tools: hermes.HermesReader()),
+    "jamba": CallFormat(
+        json_calls.JAMBA, lambda opener, _tools: json_calls.JsonCallsReader(opener, json_calls.JAMBA_CLOSER)
+    ),
+    "llama": CallFormat(llama.OPENERS, lambda opener, _tools: llama.LlamaReader(opener)),
+    "mistral": CallFormat(mistral.OPENERS, lambda _opener, tools: mistral.MistralReader(tools)),
 }
 
 ReplyMachine = Callable[[OutputSyntax, Tools, "Rules | None", bool], Output]
