@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from flare.conversation import Tools
-from flare.output import hermes, json_calls, llama, mistral
+from flare.output import deepseek, hermes, json_calls, llama, mistral
 from flare.output.interface import CallReader, Output, OutputSyntax
 from flare.output.machine import Machine
 from flare.output.openers import Calls, Opener
@@ -41,9 +41,19 @@ ReplyMachine = Callable[[OutputSyntax, Tools, "Rules | None", bool], Output]
 """Makes the machine of a format of replies: of a core's syntax, the request's tools, the rules for its calls (None where
 none may come), and whether the prompt ends within reasoning."""
 
-REPLY_FORMATS: Mapping[str, ReplyMachine] = {}
+REPLY_FORMATS: Mapping[str, ReplyMachine] = {
+    "deepseek_dsml": lambda _syntax, _tools, rules, opens: deepseek.DeepseekMachine(rules, opens_reasoning=opens),
+}
 
 FORMATS = frozenset(CALL_FORMATS) | frozenset(REPLY_FORMATS)
+
+_REQUIREMENTS: Mapping[str, Callable[[], None]] = {"deepseek_dsml": deepseek.require}
+
+
+def require(syntax: OutputSyntax) -> None:
+    """Imports what a core's format needs besides flare; to be called at start-up. Raises InputError where that fails."""
+    if syntax.tools in _REQUIREMENTS:
+        _REQUIREMENTS[syntax.tools]()
 
 
 def make_output(syntax: OutputSyntax, tools: Tools, *, opens_reasoning: bool, call_prefix: str) -> Output | None:
