@@ -20,7 +20,7 @@ from flare.conversation import Conversation, Finished, GenerationRequest, RawPro
 from flare.errors import CoreError, RequestError
 from flare.failures import log_failure
 from flare.generation import Answer, Listener
-from flare.output import OutputSyntax, make_output
+from flare.output import OutputSyntax, make_output, require
 from flare.prompting import check_tools, template_messages, template_tools
 from flare.report import Laps
 from flare.served import ServedModel
@@ -268,6 +268,7 @@ class Runtime:
                     conversation.tools,
                     opens_reasoning=prepared.opens_reasoning,
                     call_prefix=f"call_{secrets.token_hex(12)}",
+                    continues=conversation.continue_final,
                 )
             child.sink = answer.add(index, child, decoder, stops, output, user_stops)
             unsent.append(child)
@@ -342,12 +343,15 @@ def load_text(core: Core) -> tuple[Tokenizer, ChatTemplate | None]:
 def served_model(core: Core, settings: RuntimeSettings, *, kv_pages: int) -> ServedModel:
     """Returns what requests are resolved against, from the core's manifest and the operator's settings.
 
-    Raises CoreError naming the field when the manifest's open tables hold what no request could be served with.
+    Raises CoreError naming the field when the manifest's open tables hold what no request could be served with, InputError
+    where a package is missing that the model's output is read with.
     """
     manifest = core.manifest
     limits, sampling, facts = manifest.limits, manifest.sampling, manifest.template.facts
     check_defaults(sampling.defaults)
     check_facts(facts, manifest.model.vocabulary)
+    output = output_syntax(facts)
+    require(output)
     tools = facts.get("tools") or {}
     ranges = None if sampling.ranges == "open" else checked_ranges(sampling.ranges)
     names = (*filter(None, settings.aliases), manifest.model.id)
@@ -366,7 +370,7 @@ def served_model(core: Core, settings: RuntimeSettings, *, kv_pages: int) -> Ser
         thinking=facts.get("thinking") or NO_THINKING,
         inline_system=facts.get("inline_system", False),
         has_template=manifest.template.file is not None,
-        output=output_syntax(facts),
+        output=output,
         opens_reasoning=facts.get("opens_reasoning", False),
         shows_tools=tools.get("declared", True),
         tool_arguments=tools.get("arguments") or "mapping",

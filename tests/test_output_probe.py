@@ -65,15 +65,19 @@ def test_special_tokens_of_the_format_are_spelled_and_those_around_it_are_not() 
     assert (found["open_token"], found["close_token"]) == (None, None)
 
 
-@pytest.mark.parametrize("name", ["CHATML", "DATED"])
-def test_a_template_that_shows_no_tools(name: str) -> None:
-    found = output(getattr(templates, name), tokenizer("<|im_start|>", "<|im_end|>"))
+def test_a_template_that_shows_no_tools() -> None:
+    found = output(templates.CHATML, tokenizer("<|im_start|>", "<|im_end|>"))
     assert found == {"tools": None, "reasoning": None, "open_token": None, "close_token": None, "spelled": []}
 
 
 def test_a_form_of_calls_that_no_format_reads() -> None:
     found = output(HERMES.replace("tool_call>", "act>"), tokenizer())
     assert found["tools"] is None
+
+
+@pytest.mark.parametrize(("name", "format"), [("DATED", "llama"), ("SWITCHED", "qwen")])
+def test_formats_of_other_templates(name: str, format: str) -> None:
+    assert output(getattr(templates, name), tokenizer())["tools"] == format
 
 
 def test_without_a_template_nothing_is_known() -> None:

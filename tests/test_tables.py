@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from flare.config import RuntimeSettings
 from flare.core.manifest import Template
 from flare.engine import SamplingParams
-from flare.errors import CoreError
+from flare.errors import CoreError, InputError
 from flare.output import OutputSyntax
 from flare.runtime import load_text, served_model
 from flare.served import NEUTRAL, VALID
@@ -163,6 +164,14 @@ def test_how_a_core_says_what_its_model_writes() -> None:
     for tools, takes in (({"declared": False, "arguments": None}, False), ({"arguments": None}, True), (None, True)):
         model = served_model(with_facts({"output": {"tools": "hermes"}, "tools": tools}), SETTINGS, kv_pages=5)
         assert model.takes_tools is takes and model.tool_arguments == "mapping"
+
+
+def test_a_core_whose_output_needs_a_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    core = with_facts({"output": {"tools": "deepseek_dsml"}})
+    assert served_model(core, SETTINGS, kv_pages=5).output.tools == "deepseek_dsml"
+    monkeypatch.setitem(sys.modules, "deepseek_recipe", None)
+    with pytest.raises(InputError, match=r"pip install 'flare-ignition\[deepseek\]'"):
+        served_model(core, SETTINGS, kv_pages=5)
 
 
 def test_a_template_that_is_not_text(monkeypatch: pytest.MonkeyPatch) -> None:

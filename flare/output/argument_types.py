@@ -14,10 +14,9 @@ from urllib.parse import unquote
 
 import msgspec
 
-from flare.conversation import Tools
+from flare.conversation import MAX_ARGUMENTS_BYTES, MAX_NESTING, Tools, qualified
 from flare.output.interface import OutputError
-from flare.output.json_objects import MAX_ARGUMENTS, MAX_DEPTH, ObjectReader, call_arguments, canonical, read_value
-from flare.output.rules import qualified
+from flare.output.json_objects import ObjectReader, call_arguments, canonical, read_value
 
 Schema = Mapping[str, Any] | bool | None
 
@@ -238,7 +237,7 @@ def _json(written: str) -> Any:
     """Returns the value of a JSON text, `_NOTHING` if it is none or one that a call's arguments cannot hold."""
     try:
         if written.startswith(("{", "[")):
-            reader = ObjectReader(limit=MAX_ARGUMENTS, max_depth=MAX_DEPTH - 1)
+            reader = ObjectReader(limit=MAX_ARGUMENTS_BYTES, max_depth=MAX_NESTING - 1)
             if reader.feed(written, 0) != len(written) or not reader.complete:
                 return _NOTHING
         value = read_value(written)

@@ -17,8 +17,8 @@ from typing import Literal
 
 from flare.conversation import Tools
 from flare.output.argument_types import TypedArguments
-from flare.output.framed import MAX_CALL
 from flare.output.interface import OutputError
+from flare.output.json_objects import MAX_CALL_BYTES
 from flare.output.markers import marker_set
 
 INVOKE, INVOKE_END = "<atem:invoke", "</atem:invoke>"
@@ -89,7 +89,7 @@ class AtemReader:
             if self._arguments is not None:
                 self._left -= len(data[begin:at].encode())
                 if self._left < 0:
-                    raise OutputError(f"the model wrote a tool call of more than {MAX_CALL} bytes")
+                    raise OutputError(f"the model wrote a tool call of more than {MAX_CALL_BYTES} bytes")
             if said == "begun":
                 yield "begun"
             elif said == "call":
@@ -120,7 +120,7 @@ class AtemReader:
         self._parts.clear()
         self._written = 0
         if self._arguments is None:
-            self._arguments, self._left = TypedArguments(self._tools, name), MAX_CALL
+            self._arguments, self._left = TypedArguments(self._tools, name), MAX_CALL_BYTES
             self._state = AtemReader._between
             return found.end(), "begun"
         self._key, self._state = name, AtemReader._value

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from flare.conversation import MAX_ARGUMENTS_BYTES, MAX_NESTING
 from flare.output.argument_types import convert
 from flare.output.interface import OutputError
-from flare.output.json_objects import MAX_ARGUMENTS, MAX_DEPTH, ObjectReader, call_arguments
+from flare.output.json_objects import ObjectReader, call_arguments
 from flare.output.schema_parts import Schema, alternatives, item_schema, kinds, member_schema
 
 ITEM = "item"
@@ -32,7 +33,9 @@ def arguments_of(element: Element, schema: Schema | None) -> str:
     values = _Values(schema)
     parts = values.parts(schema)
     text = call_arguments({name: values.value(member, found) for name, member, found in values.named(element, parts)})
-    ObjectReader(limit=MAX_ARGUMENTS, max_depth=MAX_DEPTH).feed(text, 0)  # what texts were converted to may nest too
+    ObjectReader(limit=MAX_ARGUMENTS_BYTES, max_depth=MAX_NESTING).feed(
+        text, 0
+    )  # what texts were converted to may nest too
     return text
 
 

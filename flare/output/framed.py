@@ -10,12 +10,8 @@ from collections.abc import Iterable, Iterator
 from typing import Literal
 
 from flare.output.interface import OutputError, OutputSyntax, Piece
-from flare.output.json_objects import MAX_ARGUMENTS
 from flare.output.markers import Markers
 from flare.output.rules import Rules
-
-MAX_CALL = 2 * MAX_ARGUMENTS
-"""Most bytes of a call as it is written: quoted arguments take more room than by themselves."""
 
 
 class FramedMachine:

@@ -16,10 +16,11 @@ end belongs to the tags; "mimo" writes the same tags without white space, and it
 from __future__ import annotations
 
 import re
+from functools import partial
 
 from flare.conversation import Tools
 from flare.output.interface import OutputError
-from flare.output.openers import Opener
+from flare.output.openers import CallFormat, Opener
 from flare.output.tag_reader import MAX_NAME_WRITTEN, Said, TagReader
 
 WRAPPER, WRAPPER_END = "<tool_call>", "</tool_call>"
@@ -141,3 +142,7 @@ class FunctionReader(TagReader):
         if self._verbatim:
             return value
         return value.removeprefix("\n").removesuffix("\n")
+
+
+QWEN = CallFormat(OPENERS, partial(FunctionReader, verbatim=False))
+MIMO = CallFormat(OPENERS, partial(FunctionReader, verbatim=True))

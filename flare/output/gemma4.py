@@ -13,9 +13,10 @@ import json
 import re
 from typing import Literal
 
+from flare.conversation import MAX_NESTING
 from flare.output.interface import OutputError
-from flare.output.json_objects import MAX_DEPTH, call_arguments, read_object
-from flare.output.openers import Opener
+from flare.output.json_objects import call_arguments, read_object
+from flare.output.openers import CallFormat, Opener
 from flare.output.scanning import SPACE, Expected, Room, Until, broken
 
 OPENER, CLOSER = "<|tool_call>", "<tool_call|>"
@@ -217,8 +218,8 @@ class ArgumentsReader:
                 self._opening = mark
             return
         if mark in "{[" and self._due == "value":
-            if len(self._stack) == MAX_DEPTH:
-                raise OutputError(f"the model wrote a tool call whose arguments nest deeper than {MAX_DEPTH} levels")
+            if len(self._stack) == MAX_NESTING:
+                raise OutputError(f"the model wrote a tool call whose arguments nest deeper than {MAX_NESTING} levels")
             self._stack.append(mark)
             self._due, self._empty = "key" if mark == "{" else "value", True
         elif mark in "}]" and self._stack[-1] == _OPENS[mark] and (self._empty or self._due == "comma"):
@@ -245,3 +246,6 @@ class ArgumentsReader:
 
 def _bare_value(text: str) -> str | None:
     return text if _NUMBER.fullmatch(text) else _WORDS.get(text)
+
+
+FORMAT = CallFormat(OPENERS, lambda _opener, _tools: Gemma4Reader())

@@ -10,10 +10,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from flare.conversation import Tools
+from flare.conversation import Tools, qualified
 from flare.output.interface import OutputError
-from flare.output.openers import Opener
-from flare.output.rules import qualified
+from flare.output.openers import CallFormat, Opener
 from flare.output.tag_reader import MAX_NAME_WRITTEN, Said, TagReader
 
 CALL, CALL_END = "<tool_call>", "</tool_call>"
@@ -147,3 +146,6 @@ class GlmReader(TagReader):
 
 def _is_word(name: str) -> bool:
     return _WORD.fullmatch(name) is not None
+
+
+FORMAT = CallFormat(OPENERS, GlmReader)

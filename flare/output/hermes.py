@@ -5,18 +5,16 @@ A call is complete with its object. Several objects may stand in one pair of tag
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
-from flare.conversation import MAX_ARGUMENTS_BYTES, MAX_NESTING
+from flare.conversation import MAX_NESTING
 from flare.output.interface import OutputError
-from flare.output.json_objects import ObjectReader, call_arguments, canonical, read_object
-from flare.output.openers import Opener
+from flare.output.json_objects import MAX_CALL_BYTES, ObjectReader, call_arguments, canonical, read_object
+from flare.output.openers import CallFormat, Opener
 
 OPENER, CLOSER = "<tool_call>", "</tool_call>"
 OPENERS = (Opener(OPENER),)
-
-MAX_OBJECT = 2 * MAX_ARGUMENTS_BYTES
-"""Most bytes of a call as it is written: arguments within a string take more room than by themselves."""
 
 _SPACE = " \t\n\r"
 _HEADS = ('{"name":"', '{"arguments":{', '{"arguments":"')  # without white space; with one of them a call has begun
@@ -75,20 +73,30 @@ class HermesReader:
                 return "done", at + 1
             if seen in _HEADS:
                 self._parts.append(data[begin : at + 1])
-                self._object = ObjectReader(limit=MAX_OBJECT, max_depth=MAX_NESTING + 1)
+                self._object = ObjectReader(limit=MAX_CALL_BYTES, max_depth=MAX_NESTING + 1)
                 self._object.feed(self.held[self.certain :], 0)
                 return "begun", at + 1
         self._parts.append(data[begin:])
         return "more", len(data)
 
 
-def read_call(text: str) -> tuple[str, str]:
-    """Returns name and arguments of a call's object. Raises OutputError."""
+def read_call(text: str, arguments: Sequence[str] = ("arguments",), ignored: Sequence[str] = ()) -> tuple[str, str]:
+    """Returns name and arguments of a call's object.
+
+    The member with the arguments has one of the names `arguments`; members named in `ignored` may stand beside it. Raises
+    OutputError.
+    """
     members: dict[str, Any] = read_object(text)
-    if unknown := members.keys() - {"name", "arguments"}:
+    if unknown := members.keys() - {"name", *arguments, *ignored}:
         raise OutputError(f"the model wrote a tool call with the member {min(unknown)[:80]!r}")
     name = members.get("name")
     if not isinstance(name, str) or not name.strip():
         raise OutputError("the model wrote a tool call without a name")
     canonical({"name": name})  # for its complaints
-    return name, call_arguments(members.get("arguments"))
+    given = [members[member] for member in arguments if member in members]
+    if len(given) > 1:
+        raise OutputError("the model wrote a tool call that has arguments twice")
+    return name, call_arguments(given[0] if given else None)
+
+
+FORMAT = CallFormat(OPENERS, lambda _opener, _tools: HermesReader())

@@ -20,8 +20,7 @@ class OutputSyntax(msgspec.Struct, frozen=True, kw_only=True):
     `tools` names the format of calls or of replies (`syntaxes.py`), None when the model has none. `reasoning` are the
     delimiters of reasoning; where a delimiter is one token, `open_token` and `close_token` are its id and only that token
     counts. `spelled` are tokens that the tokenizer calls special, and whose spellings the format is made of: the machine
-    sees their text, which otherwise is left out. `in_header`: in a format whose messages have headers the prompt ends within
-    one; not so where it ends within the text of an answer that is to be continued.
+    sees their text, which otherwise is left out.
     """
 
     tools: str | None = None
@@ -29,7 +28,6 @@ class OutputSyntax(msgspec.Struct, frozen=True, kw_only=True):
     open_token: int | None = None
     close_token: int | None = None
     spelled: frozenset[int] = frozenset()
-    in_header: bool = True
 
 
 class Piece(NamedTuple):

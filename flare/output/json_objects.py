@@ -17,6 +17,9 @@ from flare.output.interface import OutputError
 _OUTSIDE = re.compile(r"[^ \t\n\r0-9A-Za-z+\-.,:]")  # what can open or close something, and what is no JSON at all
 _INSIDE = re.compile(r'["\\\x00-\x1f]')
 
+MAX_CALL_BYTES = 2 * MAX_ARGUMENTS_BYTES
+"""Most bytes of UTF-8 of a call as it is written: arguments within a string, or between tags, take more room than JSON."""
+
 
 def malformed() -> OutputError:
     return OutputError("the model wrote a tool call that is not valid JSON")

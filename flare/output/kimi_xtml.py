@@ -21,6 +21,7 @@ from collections.abc import Iterable, Iterator
 from flare.output.framed import FramedMachine
 from flare.output.interface import OutputError, OutputSyntax, Piece
 from flare.output.markers import marker_set
+from flare.output.openers import ReplyFormat
 from flare.output.rules import Rules
 from flare.output.xtml import CLOSE, OPEN, SEP, Tag, XtmlCall, misplaced
 
@@ -134,3 +135,10 @@ class KimiMachine(FramedMachine):
         self._place = place
         self._kind = "reasoning" if place == "think" else "text" if place == "response" else None
         self._blank.clear()
+
+
+FORMAT = ReplyFormat(
+    lambda syntax, _tools, rules, *, opens_reasoning, continues: KimiMachine(
+        syntax, rules, opens_reasoning=opens_reasoning
+    )
+)

@@ -33,6 +33,7 @@ class Machine:
         "_close",
         "_close_token",
         "_divided",
+        "_first",
         "_fresh",
         "_held",
         "_markers",
@@ -61,6 +62,7 @@ class Machine:
         self._calls = calls
         openers = () if calls is None else calls.openers
         within = [opener.text for opener in openers if opener.in_reasoning]
+        self._first = frozenset(opener.text for opener in openers if opener.first)
         self._answer_markers = marker_set(*delimiters, *(opener.text for opener in openers))
         self._reasoning_markers = marker_set(*delimiters, *within)
         self._rules = rules
@@ -156,6 +158,8 @@ class Machine:
             marker = found[0]
             if marker == self._open or marker == self._close:
                 yield from self._delimit(marker, marker)
+            elif marker in self._first and not self._fresh:
+                yield from self._show(marker)
             else:
                 assert self._calls is not None
                 self._reader = self._calls.reader(marker)

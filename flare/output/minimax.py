@@ -17,12 +17,11 @@ import html
 import re
 from typing import Literal
 
-from flare.conversation import Tools
+from flare.conversation import MAX_NESTING, Tools
 from flare.output.argument_types import schema_of
 from flare.output.elements import Element, arguments_of
 from flare.output.interface import OutputError
-from flare.output.json_objects import MAX_DEPTH
-from flare.output.openers import Opener
+from flare.output.openers import CallFormat, Opener
 from flare.output.scanning import SPACE, Expected, Room, Until, broken
 
 PREFIX = "]<]minimax[>["
@@ -133,8 +132,8 @@ class MiniMaxReader:
         if not tag.startswith("/"):
             if top.name is None or top.text.strip():
                 raise broken(f"the tag {tag[:20]!r} behind text")
-            if len(self._open) > MAX_DEPTH:
-                raise OutputError(f"the model wrote a tool call whose arguments nest deeper than {MAX_DEPTH} levels")
+            if len(self._open) > MAX_NESTING:
+                raise OutputError(f"the model wrote a tool call whose arguments nest deeper than {MAX_NESTING} levels")
             self._open.append(Element(tag))
             return "more"
         if top.name is None:
@@ -162,3 +161,6 @@ def _name(tag: str) -> str | None:
     if not name.strip():
         raise OutputError("the model wrote a tool call without a name")
     return name
+
+
+FORMAT = CallFormat(OPENERS, lambda _opener, tools: MiniMaxReader(tools))

@@ -22,6 +22,7 @@ from flare.output.atem import AtemReader
 from flare.output.framed import FramedMachine
 from flare.output.interface import OutputError, OutputSyntax, Piece
 from flare.output.markers import marker_set
+from flare.output.openers import ReplyFormat
 from flare.output.rules import Rules
 
 START, MESSAGE, EOM, EOT = "<|start|>", "<|message|>", "<|eom|>", "<|eot|>"
@@ -41,7 +42,10 @@ _SPACE = " \t\n\r"
 class MuseMachine(FramedMachine):
     """See `Output`."""
 
-    def __init__(self, syntax: OutputSyntax, tools: Tools, rules: Rules | None, *, opens_reasoning: bool) -> None:
+    def __init__(
+        self, syntax: OutputSyntax, tools: Tools, rules: Rules | None, *, opens_reasoning: bool, continues: bool
+    ) -> None:
+        """A prompt ends within a message's header, unless it ends within reasoning or an answer that is continued."""
         super().__init__(syntax, marker_set(START, MESSAGE, EOM, EOT), rules)
         self._tools = tools
         self._reader: AtemReader | None = None  # of a message that is a call
@@ -49,7 +53,7 @@ class MuseMachine(FramedMachine):
         self._header = ""  # what has come of a header; within a message, what may be one that lacks its `<|start|>`
         self._edge = True  # such a header may begin here
         self._place: Place
-        self._move("reasoning" if opens_reasoning else "outside" if syntax.in_header else "answer")
+        self._move("reasoning" if opens_reasoning else "answer" if continues else "outside")
 
     def _marker(self, marker: str) -> Iterator[Piece]:
         if self._place == "ended":
@@ -189,3 +193,6 @@ def _word_at(text: str, edge: bool) -> int:
     if not word or len(word) > MAX_HEADER or (at == 0 and not edge):
         return len(text)
     return at if word.startswith(_TO) or _TO.startswith(word) else len(text)
+
+
+FORMAT = ReplyFormat(MuseMachine)

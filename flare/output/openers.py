@@ -1,18 +1,22 @@
-"""What begins a call, and what reads on from there."""
+"""What a format is made from: what begins a call and what reads on from there, or the machine of whole replies."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
-from flare.output.interface import CallReader
+from flare.conversation import Tools
+from flare.output.interface import CallReader, Output, OutputSyntax
+from flare.output.rules import Rules
 
 
 class Opener(NamedTuple):
-    """A text that may begin a call. `in_reasoning`: also within reasoning, which a call then ends."""
+    """A text that may begin a call. `in_reasoning`: also within reasoning, which a call then ends. `first`: only where
+    nothing but white space stands before it, back to the beginning of the answer, a delimiter or a call."""
 
     text: str
     in_reasoning: bool = True
+    first: bool = False
 
 
 class Calls(NamedTuple):
@@ -20,3 +24,26 @@ class Calls(NamedTuple):
 
     openers: tuple[Opener, ...]
     reader: Callable[[str], CallReader]
+
+
+class CallFormat(NamedTuple):
+    """A format of calls. `reader` makes what reads on behind an opener, given its text and the request's tools."""
+
+    openers: tuple[Opener, ...]
+    reader: Callable[[str, Tools], CallReader]
+
+
+class ReplyMachine(Protocol):
+    """Makes the machine of a reply: of a core's syntax, the request's tools, and the rules for its calls, None where none
+    may come. See `make_output`."""
+
+    def __call__(
+        self, syntax: OutputSyntax, tools: Tools, rules: Rules | None, /, *, opens_reasoning: bool, continues: bool
+    ) -> Output: ...
+
+
+class ReplyFormat(NamedTuple):
+    """A format of replies. `require` imports what it needs besides flare, and raises InputError where that fails."""
+
+    machine: ReplyMachine
+    require: Callable[[], None] = lambda: None

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
-from flare.conversation import Tool, ToolCall, Tools, name_fault, qualified
+from flare.conversation import MAX_TOOL_NAME, Tool, ToolCall, Tools, name_fault, qualified
 from flare.output.interface import OutputError
+
+LONGEST_NAME = 2 * MAX_TOOL_NAME + len("__")
+"""Most characters of the name by which the model knows a declared tool."""
 
 
 class Rules:

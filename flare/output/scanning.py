@@ -6,10 +6,7 @@ Nothing here backtracks, and a character is looked at a bounded number of times,
 from __future__ import annotations
 
 from flare.output.interface import OutputError
-from flare.output.json_objects import MAX_ARGUMENTS
-
-MAX_CALL = 2 * MAX_ARGUMENTS
-"""Most bytes of UTF-8 of a call as it is written: its marks, and numbers and text that shrink, take room besides."""
+from flare.output.json_objects import MAX_CALL_BYTES
 
 SPACE = " \t\n\r"
 
@@ -25,13 +22,13 @@ class Room:
     __slots__ = ("_left",)
 
     def __init__(self) -> None:
-        self._left = MAX_CALL
+        self._left = MAX_CALL_BYTES
 
     def take(self, text: str) -> None:
         """Raises OutputError when a call grows too long."""
         self._left -= len(text.encode("utf-8", "surrogatepass"))
         if self._left < 0:
-            raise OutputError(f"the model wrote a tool call of more than {MAX_CALL} bytes")
+            raise OutputError(f"the model wrote a tool call of more than {MAX_CALL_BYTES} bytes")
 
 
 class Expected:

@@ -7,62 +7,67 @@ its own, which also runs where a request offers no tools.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import partial
-from typing import NamedTuple
+from collections.abc import Mapping
+from functools import cache
+from importlib import import_module
 
 from flare.conversation import Tools
-from flare.output import function_tags, gemma4, glm, hermes, minimax
-from flare.output.interface import CallReader, Output, OutputSyntax
-from flare.output.kimi_xtml import KimiMachine
+from flare.output.interface import Output, OutputSyntax
 from flare.output.machine import Machine
-from flare.output.muse_atem import MuseMachine
-from flare.output.openers import Calls, Opener
+from flare.output.openers import CallFormat, Calls, ReplyFormat
 from flare.output.rules import Rules
 
-
-class CallFormat(NamedTuple):
-    """`reader` makes what reads on behind an opener, given its text and the request's tools."""
-
-    openers: tuple[Opener, ...]
-    reader: Callable[[str, Tools], CallReader]
-
-
-CALL_FORMATS: Mapping[str, CallFormat] = {
-    "gemma4": CallFormat(gemma4.OPENERS, lambda _opener, _tools: gemma4.Gemma4Reader()),
-    "glm": CallFormat(glm.OPENERS, glm.GlmReader),
-    "hermes": CallFormat(hermes.OPENERS, lambda _opener, _tools: hermes.HermesReader()),
-    "mimo": CallFormat(function_tags.OPENERS, partial(function_tags.FunctionReader, verbatim=True)),
-    "minimax": CallFormat(minimax.OPENERS, lambda _opener, tools: minimax.MiniMaxReader(tools)),
-    "qwen": CallFormat(function_tags.OPENERS, partial(function_tags.FunctionReader, verbatim=False)),
+_PLACES: Mapping[str, tuple[str, str]] = {
+    "deepseek_dsml": ("deepseek", "FORMAT"),
+    "gemma4": ("gemma4", "FORMAT"),
+    "glm": ("glm", "FORMAT"),
+    "granite": ("json_calls", "GRANITE"),
+    "hermes": ("hermes", "FORMAT"),
+    "jamba": ("json_calls", "JAMBA"),
+    "kimi_xtml": ("kimi_xtml", "FORMAT"),
+    "llama": ("llama", "FORMAT"),
+    "mimo": ("function_tags", "MIMO"),
+    "minimax": ("minimax", "FORMAT"),
+    "mistral": ("mistral", "FORMAT"),
+    "muse_atem": ("muse_atem", "FORMAT"),
+    "qwen": ("function_tags", "QWEN"),
 }
+"""Module and member by a format's name. A server imports the one that its core needs."""
 
-ReplyMachine = Callable[[OutputSyntax, Tools, "Rules | None", bool], Output]
-"""Makes the machine of a format of replies: of a core's syntax, the request's tools, the rules for its calls (None where
-none may come), and whether the prompt ends within reasoning."""
-
-REPLY_FORMATS: Mapping[str, ReplyMachine] = {
-    "kimi_xtml": lambda syntax, _tools, rules, opens: KimiMachine(syntax, rules, opens_reasoning=opens),
-    "muse_atem": lambda syntax, tools, rules, opens: MuseMachine(syntax, tools, rules, opens_reasoning=opens),
-}
-
-FORMATS = frozenset(CALL_FORMATS) | frozenset(REPLY_FORMATS)
+FORMATS = frozenset(_PLACES)
 
 
-def make_output(syntax: OutputSyntax, tools: Tools, *, opens_reasoning: bool, call_prefix: str) -> Output | None:
+@cache
+def find_format(name: str) -> CallFormat | ReplyFormat:
+    """Returns a format of FORMATS."""
+    module, member = _PLACES[name]
+    found: CallFormat | ReplyFormat = getattr(import_module(f"flare.output.{module}"), member)
+    return found
+
+
+def require(syntax: OutputSyntax) -> None:
+    """Imports a core's format and what it needs besides flare, at start-up. Raises InputError where that fails."""
+    if syntax.tools is not None and isinstance(found := find_format(syntax.tools), ReplyFormat):
+        found.require()
+
+
+def make_output(
+    syntax: OutputSyntax, tools: Tools, *, opens_reasoning: bool, call_prefix: str, continues: bool = False
+) -> Output | None:
     """Returns a machine for one choice, None where all text is answer.
 
-    `opens_reasoning`: the prompt ends within reasoning. Ids of calls begin with `call_prefix` and are unique in it.
-    Without tools, and where none may be called, what looks like a call is text.
+    `opens_reasoning`: the prompt ends within reasoning; `continues`: within an answer that is to be continued. Ids of calls
+    begin with `call_prefix` and are unique in it. Without tools, and where none may be called, what looks like a call is
+    text in formats of calls, and left out in formats of replies.
     """
-    callable_ = syntax.tools is not None and bool(tools.offered) and tools.choice != "none"
-    rules = Rules(tools, call_prefix) if callable_ else None
-    if syntax.tools in REPLY_FORMATS:
-        return REPLY_FORMATS[syntax.tools](syntax, tools, rules, opens_reasoning)
+    found = None if syntax.tools is None else find_format(syntax.tools)
+    rules = Rules(tools, call_prefix) if found is not None and tools.offered and tools.choice != "none" else None
+    if isinstance(found, ReplyFormat):
+        return found.machine(syntax, tools, rules, opens_reasoning=opens_reasoning, continues=continues)
     calls = None
     if rules is not None:
-        assert syntax.tools is not None
-        openers, reader = CALL_FORMATS[syntax.tools]
+        assert found is not None
+        openers, reader = found
         calls = Calls(openers, lambda opener: reader(opener, tools))
     elif syntax.reasoning is None:
         return None

@@ -12,13 +12,10 @@ from typing import Any, Literal
 from flare.conversation import Tools
 from flare.output.argument_types import TypedArguments
 from flare.output.interface import OutputError
-from flare.output.json_objects import MAX_ARGUMENTS
+from flare.output.json_objects import MAX_CALL_BYTES
 
 Said = Literal["more", "begun", "call", "text", "done"]
 State = Callable[[Any, str, int], tuple[Said, int]]
-
-MAX_CALL = 2 * MAX_ARGUMENTS
-"""Most bytes of a call as it is written."""
 
 MAX_NAME_WRITTEN = 1024
 """Most characters between the tags that hold a name; with more it is no name."""
@@ -81,14 +78,14 @@ class TagReader:
             return said, at
         self._left -= len(part.encode())
         if self._left < 0:
-            raise OutputError(f"the model wrote a tool call of more than {MAX_CALL} bytes")
+            raise OutputError(f"the model wrote a tool call of more than {MAX_CALL_BYTES} bytes")
         if said == "call":
             self._arguments = None
         return said, at
 
     def _begin(self, name: str) -> None:
         self._arguments = TypedArguments(self._tools, name)
-        self._left = MAX_CALL - len(self.held.encode())
+        self._left = MAX_CALL_BYTES - len(self.held.encode())
         self._parts.clear()
 
     def _add(self) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from typing import Any, NamedTuple
 
-from flare.output.framed import MAX_CALL
+from flare.conversation import MAX_NESTING
 from flare.output.interface import OutputError
-from flare.output.json_objects import MAX_DEPTH, ObjectReader, call_arguments, malformed, read_object
+from flare.output.json_objects import MAX_CALL_BYTES, ObjectReader, call_arguments, malformed, read_object
 
 OPEN, CLOSE, SEP = "<|open|>", "<|close|>", "<|sep|>"
 
@@ -55,7 +55,7 @@ class XtmlCall:
             raise OutputError("the model wrote a tool call without a name")
         self._arguments: dict[str, Any] = {}
         self._block: str | None = None  # the `json` block, which stands for all arguments
-        self._left = MAX_CALL - len(tag.text.encode())
+        self._left = MAX_CALL_BYTES - len(tag.text.encode())
         self._within: str | None = None  # the name of the open value's tag
         self._key = self._type = ""
         self._value: list[str] = []
@@ -120,7 +120,7 @@ class XtmlCall:
     def _spend(self, text: str) -> None:
         self._left -= len(text.encode())
         if self._left < 0:
-            raise OutputError(f"the model wrote a tool call of more than {MAX_CALL} bytes")
+            raise OutputError(f"the model wrote a tool call of more than {MAX_CALL_BYTES} bytes")
 
 
 def misplaced(tag: Tag) -> OutputError:
@@ -131,7 +131,7 @@ def misplaced(tag: Tag) -> OutputError:
 def _json_value(text: str) -> Any:
     """Returns a JSON value as `read_object` gives members. Raises OutputError."""
     wrapped = f'{{"":{text}}}'
-    reader = ObjectReader(limit=MAX_CALL, max_depth=MAX_DEPTH)
+    reader = ObjectReader(limit=MAX_CALL_BYTES, max_depth=MAX_NESTING)
     whole = reader.feed(wrapped, 0) == len(wrapped) and reader.complete
     members = read_object(wrapped) if whole else {}
     if len(members) != 1:

@@ -38,9 +38,10 @@ def feed(
     tools: Tools = WEATHER,
     opens: bool = False,
     natural: bool = True,
+    continues: bool = False,
 ) -> Fed:
     """Pushes texts, as ordinary tokens, or (token, text) pairs, then ends the answer."""
-    machine = make_output(syntax, tools, opens_reasoning=opens, call_prefix="call")
+    machine = make_output(syntax, tools, opens_reasoning=opens, call_prefix="call", continues=continues)
     assert machine is not None
     parts: list[Any] = []
     calls: list[ToolCall] = []

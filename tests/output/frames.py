@@ -20,12 +20,13 @@ Item = str | Tok
 
 
 class Frames:
-    """A format's control tokens, and its syntax with and without their ids."""
+    """A format's control tokens, and its syntax with and without their ids. `options` go to `feed`."""
 
-    def __init__(self, format: str, *spellings: str, **more: Any) -> None:
+    def __init__(self, format: str, *spellings: str, **options: Any) -> None:
+        self.options = options
         self.ids = {spelling: 100 + index for index, spelling in enumerate(spellings)}
-        self.tokens = OutputSyntax(tools=format, spelled=frozenset(self.ids.values()), **more)
-        self.texts = OutputSyntax(tools=format, **more)
+        self.tokens = OutputSyntax(tools=format, spelled=frozenset(self.ids.values()))
+        self.texts = OutputSyntax(tools=format)
 
     def items(self, text: str) -> list[Item]:
         """A text with every spelling of a control token made that token."""
@@ -61,6 +62,7 @@ class Frames:
 
         A reply without spellings of control tokens in its texts must give the same where the core does not name them.
         """
+        options = self.options | options
         items = self.items(reply) if isinstance(reply, str) else list(reply)
         found = feed(self.pushed(items), syntax=self.tokens, **options)
         cuts = [self.pushed(items, size) for size in (1, 3)] + [self.pushed(items, seed=seed) for seed in range(4)]

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flare.conversation import Tool, Tools
+from flare.conversation import MAX_NESTING, Tool, Tools
 from flare.output.argument_types import MAX_SCHEMAS, convert, property_schema, schema_of
-from flare.output.json_objects import MAX_DEPTH
 
 DEFINED: dict[str, Any] = {
     "$defs": {
@@ -139,7 +138,7 @@ def test_values_by_their_schema(schema: Any, text: str, value: str) -> None:
 
 def test_the_depth_of_values() -> None:
     """The arguments around them are a level of their own."""
-    for levels, converted in ((MAX_DEPTH - 1, True), (MAX_DEPTH, False), (200_000, False)):
+    for levels, converted in ((MAX_NESTING - 1, True), (MAX_NESTING, False), (200_000, False)):
         text = "[" * levels + "]" * levels
         assert (convert(text, {"type": "array"}, None) != text) is converted
 

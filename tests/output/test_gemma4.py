@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flare.conversation import Tool, Tools
+from flare.conversation import MAX_ARGUMENTS_BYTES, MAX_NESTING, Tool, Tools
 from flare.output import OutputSyntax
 from flare.output.gemma4 import Gemma4Reader
-from flare.output.json_objects import MAX_ARGUMENTS, MAX_DEPTH
-from flare.output.scanning import MAX_CALL
+from flare.output.json_objects import MAX_CALL_BYTES
 from tests.output.cutting import calls_made, same_for_all_cuts, tokens, work
 from tests.output.feeding import CLOSE, OTHER, Fed, Pushed, feed
 
@@ -175,8 +174,8 @@ def test_keys_and_texts_are_kept_as_written() -> None:
         '"a":"\\ud800"',
         '"a":"line\nbreak"',
         'a:<|"x"|>',
-        "a:" + "[" * MAX_DEPTH + "]" * MAX_DEPTH,
-        "a:" + "{a:" * MAX_DEPTH + "1" + "}" * MAX_DEPTH,
+        "a:" + "[" * MAX_NESTING + "]" * MAX_NESTING,
+        "a:" + "{a:" * MAX_NESTING + "1" + "}" * MAX_NESTING,
     ],
 )
 def test_arguments_that_break_the_syntax(written: str) -> None:
@@ -244,18 +243,18 @@ def test_one_call_only() -> None:
 
 
 def test_the_bounds_of_a_call() -> None:
-    nested = "[" * (MAX_DEPTH - 1) + "]" * (MAX_DEPTH - 1)
+    nested = "[" * (MAX_NESTING - 1) + "]" * (MAX_NESTING - 1)
     assert arguments_of(f"a:{nested}") == f'{{"a":{nested}}}'
     options: dict[str, Any] = {"syntax": SYNTAX, "tools": TOOLS}
-    most = "ü" * ((MAX_ARGUMENTS - 8) // 2)
+    most = "ü" * ((MAX_ARGUMENTS_BYTES - 8) // 2)
     (made,) = feed(call(f'a:<|"|>{most}<|"|>'), **options).calls
-    assert len(made.arguments.encode()) == MAX_ARGUMENTS
+    assert len(made.arguments.encode()) == MAX_ARGUMENTS_BYTES
     found = feed(call(f'a:<|"|>{most}x<|"|>'), **options)
-    assert found.error is not None and str(MAX_ARGUMENTS) in found.error
+    assert found.error is not None and str(MAX_ARGUMENTS_BYTES) in found.error
     for head, unit in (('call:note{a:<|"|>', "x"), ("call:note{a", "x"), ("call:n", "x"), ("call:note{a:", " ")):
         piece = unit * (1 << 20)
         found = feed([f"<|tool_call>{head}", *[piece] * 16], natural=False, **options)
-        assert found.error is not None and str(MAX_CALL) in found.error
+        assert found.error is not None and str(MAX_CALL_BYTES) in found.error
         assert feed([f"<|tool_call>{head}", *[piece] * 15], natural=False, **options).error is None
 
 

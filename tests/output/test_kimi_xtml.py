@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flare.conversation import Tool, Tools
+from flare.conversation import MAX_ARGUMENTS_BYTES, MAX_NESTING, Tool, Tools
 from flare.output import kimi_xtml
-from flare.output.framed import MAX_CALL
-from flare.output.json_objects import MAX_ARGUMENTS, MAX_DEPTH
+from flare.output.json_objects import MAX_CALL_BYTES
 from flare.output.kimi_xtml import MAX_TAG
 from tests.output.feeding import OTHER, WEATHER, feed
 from tests.output.frames import Frames, Item, Tok
@@ -207,7 +206,7 @@ def test_arguments_are_passed_on_as_written(parts: tuple[str, ...], arguments: s
         call("f", argument("a", '{"b": 1, "b": 2}', "object")),
         call("f", argument("a", "{'b': 1}", "object")),
         call("f", argument("a", '"\\ud800"', "object")),
-        call("f", argument("a", "[" * MAX_DEPTH + "]" * MAX_DEPTH, "array")),
+        call("f", argument("a", "[" * MAX_NESTING + "]" * MAX_NESTING, "array")),
         call("f", channel("json", "")),
         call("f", channel("json", "[1]")),
         call("f", channel("json", '{"": 1}')),
@@ -270,18 +269,18 @@ def test_an_answer_that_ends_within_a_call(cut: int, before: list[str]) -> None:
 
 
 def test_the_bounds_of_calls() -> None:
-    nested = "[" * (MAX_DEPTH - 1) + "]" * (MAX_DEPTH - 1)
+    nested = "[" * (MAX_NESTING - 1) + "]" * (MAX_NESTING - 1)
     assert arguments_of(argument("a", nested, "array")) == f'{{"a":{nested}}}'
-    room = MAX_ARGUMENTS - len('{"a":""}')
+    room = MAX_ARGUMENTS_BYTES - len('{"a":""}')
     for value, fits in (("ü" * (room // 2), True), ("ü" * (room // 2) + "x", False)):
         found = feed(KIMI.pushed(KIMI.items(call("f", argument("a", value)))), syntax=KIMI.tokens)
         assert (found.error is None) is fits and len(found.calls) == fits
-        assert fits or str(MAX_ARGUMENTS) in str(found.error)
+        assert fits or str(MAX_ARGUMENTS_BYTES) in str(found.error)
     endless = KIMI.items(opens("call", ' tool="f"') + opens("argument", ' key="a"'))
     chunks: list[Item] = ["ü" * (1 << 19)] * 15
     assert feed(KIMI.pushed([*endless, *chunks]), syntax=KIMI.tokens, natural=False).error is None
     found = feed([*KIMI.pushed(endless), *[(OTHER, "ü" * (1 << 19))] * 17], syntax=KIMI.tokens, natural=False)
-    assert str(MAX_CALL) in str(found.error)
+    assert str(MAX_CALL_BYTES) in str(found.error)
 
 
 def test_what_a_request_allows() -> None:
@@ -329,7 +328,7 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
     max_leaves=6,
 )
-NAMES = TEXT.filter(str.strip)
+NAMES = TEXT.filter(lambda name: name.strip() and name.isprintable())
 CALLS = st.tuples(NAMES, st.dictionaries(TEXT.filter(bool), TEXT | VALUES, max_size=3), st.booleans())
 
 

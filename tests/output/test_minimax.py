@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flare.conversation import Tool, Tools
+from flare.conversation import MAX_ARGUMENTS_BYTES, MAX_NESTING, Tool, Tools
 from flare.output import OutputError, OutputSyntax
-from flare.output.json_objects import MAX_ARGUMENTS, MAX_DEPTH
+from flare.output.json_objects import MAX_CALL_BYTES
 from flare.output.minimax import PREFIX, MiniMaxReader
-from flare.output.scanning import MAX_CALL
 from tests.output.cutting import calls_made, same_for_all_cuts, tokens, work
 from tests.output.feeding import CLOSE, OPEN, OTHER, Fed, Pushed, feed
 
@@ -219,7 +218,7 @@ def test_a_name_may_hold_entities_and_brackets() -> None:
         call(f"{PREFIX}a:<text>b:</text>:</a>"),
         spelled(':<invoke name="ping">:<invoke name="ping">:</invoke>'),
         spelled(':<invoke name="ping">:</tool_call>'),
-        call(":<a>" * MAX_DEPTH + ":<a>:</a>" + ":</a>" * MAX_DEPTH),
+        call(":<a>" * MAX_NESTING + ":<a>:</a>" + ":</a>" * MAX_NESTING),
     ],
 )
 def test_blocks_that_break_the_syntax(inner: str) -> None:
@@ -273,14 +272,14 @@ def test_custom_tools_get_their_text() -> None:
 
 
 def test_the_bounds_of_a_call() -> None:
-    nested = ":<a>" * (MAX_DEPTH - 1) + ":<a>x:</a>" + ":</a>" * (MAX_DEPTH - 1)
+    nested = ":<a>" * (MAX_NESTING - 1) + ":<a>x:</a>" + ":</a>" * (MAX_NESTING - 1)
     assert read(block(call(nested))).error is None
     options: dict[str, Any] = {"syntax": SYNTAX, "tools": TOOLS}
-    most = "ü" * ((MAX_ARGUMENTS - len('{"text":""}') - 1) // 2)
+    most = "ü" * ((MAX_ARGUMENTS_BYTES - len('{"text":""}') - 1) // 2)
     (made,) = feed(block(call(f":<text>{most}x:</text>")), **options).calls
-    assert len(made.arguments.encode()) == MAX_ARGUMENTS
+    assert len(made.arguments.encode()) == MAX_ARGUMENTS_BYTES
     found = feed(block(call(f":<text>{most}xx:</text>")), **options)
-    assert found.error is not None and str(MAX_ARGUMENTS) in found.error
+    assert found.error is not None and str(MAX_ARGUMENTS_BYTES) in found.error
     opener = f"{PREFIX}<tool_call>"
     begun = opener + call().removesuffix(f"{PREFIX}</invoke>")
     for text, unit in (
@@ -292,7 +291,7 @@ def test_the_bounds_of_a_call() -> None:
     ):
         piece = unit * (1 << 20)
         found = feed([text, *[piece] * 17], natural=False, **options)
-        assert found.error is not None and str(MAX_CALL) in found.error
+        assert found.error is not None and str(MAX_CALL_BYTES) in found.error
         assert feed([text, *[piece] * 15], natural=False, **options).error is None
 
 

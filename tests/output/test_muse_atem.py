@@ -9,17 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flare.conversation import Tool, Tools
+from flare.conversation import MAX_ARGUMENTS_BYTES, Tool, Tools
 from flare.output.atem import MAX_NAME_WRITTEN
-from flare.output.framed import MAX_CALL
-from flare.output.json_objects import MAX_ARGUMENTS
+from flare.output.json_objects import MAX_CALL_BYTES
 from flare.output.muse_atem import MAX_HEADER
 from tests.output.feeding import OTHER, WEATHER, feed
 from tests.output.frames import Frames, Item, Tok
 
 SPELLINGS = ("<|start|>", "<|message|>", "<|eom|>", "<|eot|>")
 MUSE = Frames("muse_atem", *SPELLINGS)
-BODY = Frames("muse_atem", *SPELLINGS, in_header=False)  # the prompt ends within the text of a message
+BODY = Frames("muse_atem", *SPELLINGS, continues=True)  # the prompt ends within the text of a message
 OSLO = ("call", "weather", '{"city":"Oslo"}')
 NOON = ("call", "clock", "{}")
 CUT = "the model ended its answer within a tool call"
@@ -262,16 +261,16 @@ def test_an_answer_that_ends_within_a_call(before: str) -> None:
 
 
 def test_the_bounds_of_calls() -> None:
-    room = MAX_ARGUMENTS - len('{"text":""}')
+    room = MAX_ARGUMENTS_BYTES - len('{"text":""}')
     for value, fits in (("ü" * (room // 2), True), ("ü" * (room // 2) + "xx", False)):
         pushed = MUSE.pushed(MUSE.items(call("f", parameter("text", value))))
         found = feed(pushed, syntax=MUSE.tokens, tools=TYPED)
         assert (found.error is None) is fits and len(found.calls) == fits
-        assert fits or str(MAX_ARGUMENTS) in str(found.error)
+        assert fits or str(MAX_ARGUMENTS_BYTES) in str(found.error)
     begun = MUSE.pushed(MUSE.items(' to=f<|message|><atem:invoke name="f"><atem:parameter name="text">'))
     for chunks, fits in ((15, True), (17, False)):
         found = feed([*begun, *[(OTHER, "ü" * (1 << 19))] * chunks], syntax=MUSE.tokens, natural=False)
-        assert found.error is None if fits else str(MAX_CALL) in str(found.error)
+        assert found.error is None if fits else str(MAX_CALL_BYTES) in str(found.error)
     longest = MAX_NAME_WRITTEN - len(' name="')
     found = MUSE.same(message("f", '<atem:invoke name="' + "f" * longest + '"></atem:invoke>'))
     assert "characters, the limit is" in str(found.error)  # of a name; the tag could be read
@@ -313,12 +312,17 @@ def test_reasoning_tokens_are_those_of_messages_to_self() -> None:
     assert feed(reply, syntax=MUSE.tokens).reasoning_tokens == 5
     assert feed([text for _, text in reply], syntax=MUSE.texts).reasoning_tokens == 5
     spread = [*"hm", " ", "to", "=", "user", (MUSE.ids["<|message|>"], "<|message|>"), "yes"]
-    assert feed(spread, syntax=BODY.tokens, opens=True).reasoning_tokens == 3  # the header's are none
+    assert feed(spread, syntax=BODY.tokens, opens=True, continues=True).reasoning_tokens == 3  # the header's are none
     assert (
-        feed(["h", (MUSE.ids["<|message|>"], "<|message|>"), "m"], syntax=BODY.tokens, opens=True).reasoning_tokens == 2
+        feed(
+            ["h", (MUSE.ids["<|message|>"], "<|message|>"), "m"], syntax=BODY.tokens, opens=True, continues=True
+        ).reasoning_tokens
+        == 2
     )
-    assert feed([*"hm", " ", "to", "=", "us"], syntax=BODY.tokens, opens=True).reasoning_tokens == 6
-    assert feed([*"hm", " ", "to", "=", "us", " x"], syntax=BODY.tokens, opens=True).reasoning_tokens == 7
+    assert feed([*"hm", " ", "to", "=", "us"], syntax=BODY.tokens, opens=True, continues=True).reasoning_tokens == 6
+    assert (
+        feed([*"hm", " ", "to", "=", "us", " x"], syntax=BODY.tokens, opens=True, continues=True).reasoning_tokens == 7
+    )
 
 
 PIECES = [

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from flare.conversation import Tool, Tools
+from flare.conversation import MAX_ARGUMENTS_BYTES, MAX_NESTING, Tool, Tools
 from flare.output import OutputSyntax
-from flare.output.json_objects import MAX_ARGUMENTS, MAX_DEPTH
 from tests.output.feeding import TAGS, feed
 
 PROPERTIES = {"p": {"type": "string"}, "o": {"type": "object"}, "u": {"anyOf": [{"type": "array"}, {"type": "string"}]}}
@@ -33,12 +32,12 @@ def syntax(format: str) -> OutputSyntax:
 
 @FORMATS
 def test_the_bounds_of_arguments(format: str) -> None:
-    most = "ü" * ((MAX_ARGUMENTS - 8) // 2)
+    most = "ü" * ((MAX_ARGUMENTS_BYTES - 8) // 2)
     (made,) = feed(WRITTEN[format]("p", most), syntax=syntax(format), tools=TOOLS).calls
-    assert len(made.arguments.encode()) == MAX_ARGUMENTS
+    assert len(made.arguments.encode()) == MAX_ARGUMENTS_BYTES
     found = feed(WRITTEN[format]("p", most + "x"), syntax=syntax(format), tools=TOOLS)
-    assert str(MAX_ARGUMENTS) in str(found.error) and not found.calls
-    nested = '{"a":' * (MAX_DEPTH - 1) + "1" + "}" * (MAX_DEPTH - 1)
+    assert str(MAX_ARGUMENTS_BYTES) in str(found.error) and not found.calls
+    nested = '{"a":' * (MAX_NESTING - 1) + "1" + "}" * (MAX_NESTING - 1)
     (made,) = feed(WRITTEN[format]("o", nested), syntax=syntax(format), tools=TOOLS).calls
     assert made.arguments == f'{{"o":{nested}}}'
     (made,) = feed(WRITTEN[format]("o", f'{{"a":{nested}}}'), syntax=syntax(format), tools=TOOLS).calls

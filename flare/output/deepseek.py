@@ -1,0 +1,196 @@
+"""DeepSeek's replies: reasoning up to `</think>`, an answer, and calls in DSML, read by the package `deepseek-recipe`.
+
+Its parser owns the recognition of all markup: both spellings of the tags, missing outer ones, the line breaks beside
+delimiters. What follows the end of the block of calls is discarded. Here its events become pieces, and what it leaves to its
+caller is checked: names, arguments, bounds, and that no call is cut.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any, Literal
+
+import msgspec
+
+from flare.conversation import MAX_NESTING
+from flare.errors import InputError
+from flare.output.interface import OutputError, Piece
+from flare.output.json_objects import MAX_CALL_BYTES, ObjectReader, call_arguments, malformed, read_object
+from flare.output.openers import ReplyFormat
+from flare.output.rules import Rules
+
+_REASONED = "</think>"
+_OPENING, _CLOSING = "<｜DSML｜", ("</｜DSML｜tool_calls>", "</｜DSML｜ calls>")
+_LONGEST = max(map(len, (_REASONED, _OPENING, *_CLOSING)))
+
+_BAR = "｜"
+_PARTS = re.compile(f"{_BAR}|<[^<{_BAR}]*|[^<{_BAR}]+")
+"""What goes to the parser at once. It holds back a part in which a tag may begin, so that every such part begins with the tag,
+and every bar stands alone: a brace that comes back for a bar closes the arguments and is no part of a value."""
+
+
+class _Block(msgspec.Struct):
+    type: str = ""
+    name: str = ""
+
+
+class _Delta(msgspec.Struct):
+    text: str = ""
+    thinking: str = ""
+    partial_json: str = ""
+
+
+class _Event(msgspec.Struct):
+    """An event of the parser, which speaks the protocol of Messages: what is used of it."""
+
+    content_block: _Block | None = None
+    delta: _Delta | None = None
+
+
+def require() -> None:
+    """Imports the parser's package. Raises InputError where that is not possible."""
+    try:
+        import deepseek_recipe  # noqa: F401
+    except ImportError as error:
+        raise InputError(
+            "the core's output format deepseek_dsml is read by the package deepseek-recipe 0.2, which cannot be "
+            f"imported ({' '.join(str(error).split())[:200]}): pip install 'flare-ignition[deepseek]'"
+        ) from None
+
+
+class DeepseekMachine:
+    """See `Output`. Without `rules` no call may come: what looks like one is text."""
+
+    __slots__ = (
+        "_arguments",
+        "_chunk",
+        "_left",
+        "_name",
+        "_opened",
+        "_parser",
+        "_pending",
+        "_rules",
+        "_shown",
+        "_stage",
+        "_tail",
+        "reasoning_tokens",
+    )
+
+    def __init__(self, rules: Rules | None, *, opens_reasoning: bool) -> None:
+        from deepseek_recipe import (
+            InferenceChunk,
+            MessagesChunkGenerator,
+            ParsingOptions,
+            StreamProcessor,
+            ThinkingInitialStage,
+        )
+
+        options = ParsingOptions(
+            parse_tool_calls=rules is not None,
+            thinking_initial_stage=ThinkingInitialStage.ReasoningStart if opens_reasoning else None,
+        )
+        self._chunk = InferenceChunk.text
+        self._parser = StreamProcessor(MessagesChunkGenerator("", "", opens_reasoning), options)
+        self._parser.push(InferenceChunk.ready())
+        self._rules = rules
+        self._name = ""
+        self._arguments: ObjectReader | None = None  # of the call that has begun and is not complete
+        self._stage: Literal["reasoning", "answer", "calls", "over"] = "reasoning" if opens_reasoning else "answer"
+        self._tail = ""  # the latest text, as far as a tag may have begun in it
+        self._opened = False  # a tag has been opened, and no call has begun with it
+        self._left = MAX_CALL_BYTES  # bytes that the call may yet have, as it is written
+        self._shown = False  # the token made reasoning visible
+        self._pending = 0  # tokens within reasoning that are part of a delimiter or a tag, perhaps
+        self.reasoning_tokens = 0
+
+    def push(self, token: int, text: str) -> Iterable[Piece]:
+        self._shown = False
+        for part in _PARTS.findall(text):
+            self._follow(part)
+            yield from self._pieces(self._parser.push(self._chunk(part)), closes=part == _BAR)
+        if self._shown:
+            self.reasoning_tokens += self._pending + (token >= 0)
+            self._pending = 0
+        elif self._stage != "reasoning":
+            self._pending = 0
+        elif token >= 0 and not self._pending and not text.strip("\n"):
+            self.reasoning_tokens += 1
+        elif token >= 0:
+            self._pending += 1
+
+    def end(self, *, natural: bool) -> Iterable[Piece]:
+        cut, self._shown = self._arguments is not None, False
+        events = self._parser.finish()
+        if not cut:
+            yield from self._pieces(events, closes=False)
+        if self._shown:
+            self.reasoning_tokens += self._pending
+        if natural and (cut or self._opened):
+            raise OutputError("the model ended its answer within a tool call")
+        if self._rules is not None:
+            self._rules.end()
+
+    def _pieces(self, events: Iterable[Any], *, closes: bool) -> Iterator[Piece]:
+        """Makes pieces of events. `closes`: a brace among them closes the arguments."""
+        for event in events:
+            found = msgspec.json.decode(event.to_json(), type=_Event)
+            block, delta = found.content_block, found.delta
+            if block is not None and block.type == "tool_use":
+                assert self._rules is not None
+                self._rules.begin()
+                self._name, self._opened = block.name, False
+                self._arguments = ObjectReader(limit=MAX_CALL_BYTES, max_depth=MAX_NESTING)
+            if delta is None:
+                continue
+            if delta.thinking:
+                self._shown = True
+                yield Piece("reasoning", delta.thinking)
+            elif delta.text:
+                if self._rules is None or self._rules.shows_text:
+                    yield Piece("text", delta.text)
+            elif delta.partial_json:
+                yield from self._argument(delta.partial_json, closes)
+
+    def _argument(self, text: str, closes: bool) -> Iterator[Piece]:
+        assert self._arguments is not None and self._rules is not None
+        if self._arguments.feed(text, 0) < len(text):
+            raise malformed()
+        if not closes or text not in ("}", "{}"):
+            return
+        if not self._name.strip():
+            raise OutputError("the model wrote a tool call without a name")
+        arguments = call_arguments(read_object(self._arguments.text))
+        self._arguments, self._tail, self._left = None, "", MAX_CALL_BYTES
+        yield Piece("call", call=self._rules.complete(self._name, arguments))
+
+    def _follow(self, part: str) -> None:
+        """Takes note of what the parser does not tell: where reasoning ends, where calls begin and end, and their length.
+
+        `part` is a bar, or has none.
+        """
+        if self._stage == "calls":
+            self._left -= len(part.encode())
+            if self._left < 0:
+                raise OutputError(f"the model wrote a tool call of more than {MAX_CALL_BYTES} bytes")
+        if self._stage == "over" or self._arguments is not None:
+            return
+        text = self._tail + part
+        if self._stage == "reasoning" and _REASONED in text:
+            self._stage = "answer"
+            text = text.partition(_REASONED)[2]
+        if text.endswith(_OPENING) and self._rules is not None:
+            self._stage, self._opened = "calls", True
+        elif self._stage == "calls" and any(tag in text for tag in _CLOSING):
+            if self._opened:
+                raise OutputError("the model wrote a tool call that is not valid DSML")
+            self._stage = "over"
+        self._tail = text[1 - _LONGEST :]
+
+
+FORMAT = ReplyFormat(
+    lambda _syntax, _tools, rules, *, opens_reasoning, continues: DeepseekMachine(
+        rules, opens_reasoning=opens_reasoning
+    ),
+    require,
+)
