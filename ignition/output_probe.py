@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from flare.conversation import Tool, Tools
 from flare.errors import RequestError
-from flare.output import FORMATS, OutputError, OutputSyntax, make_output
+from flare.output import FORMATS, OutputError, OutputSyntax, make_output, reply_markers
 from flare.text.template import ChatTemplate
 
 REASONING = (
@@ -23,6 +23,7 @@ REASONING = (
     ("[THINK]", "[/THINK]"),
     ("<seed:think>", "</seed:think>"),
     ("<|channel>thought", "<channel|>"),
+    ("<|open|>think<|sep|>", "<|close|>think<|sep|>"),
 )
 """Delimiters of reasoning in use, the opening and the closing one."""
 
@@ -69,7 +70,7 @@ def probe_output(
     """Returns the core's `template.facts.output`, whose fields `flare.output.OutputSyntax` describes.
 
     `tools` are the template's probed facts of tools, `tail` what it puts behind an assistant's message. A format is named
-    only if the template shows tools to the model; a pair of delimiters only if the template mentions both.
+    only if the template shows tools to the model; a pair of delimiters only if the template mentions both or writes them.
     """
     facts: dict[str, Any] = {
         "tools": None, "reasoning": None, "open_token": None, "close_token": None, "spelled": []
@@ -79,11 +80,14 @@ def probe_output(
     spelled: dict[int, str] = {}
     if tools["declared"] and tools["calls"]:
         reply = _Replies(template, tools["arguments"])
-        facts["tools"], written = reply.format()
-        if written is not None:
-            frame = reply.frame + (tail or "")
-            spelled |= {id: text for id, text in tokens.special(written).items() if text not in frame}
-    pair = next((pair for pair in REASONING if all(mark in template.source for mark in pair)), None)
+        facts["tools"], written, left = reply.format()
+        if facts["tools"] is not None and (markers := reply_markers(facts["tools"])):
+            spelled |= tokens.special("".join(markers))
+        elif written is not None:
+            outside = reply.frame + (tail or "") + left
+            spelled |= {id: text for id, text in tokens.special(written).items() if text not in outside}
+    shown = template.source + _reasoned(template)
+    pair = next((pair for pair in REASONING if all(mark in shown for mark in pair)), None)
     if pair is not None:
         opening, closing = (tokens.single(mark) for mark in pair)
         facts |= {"reasoning": list(pair), "open_token": opening, "close_token": closing}
@@ -102,17 +106,18 @@ class _Replies:
         self._dump: Callable[[Any], Any] = json.dumps if arguments == "string" else dict
         self.frame = ""
 
-    def format(self) -> tuple[str | None, str | None]:
-        """Returns the format's name and a rendering that it reads; twice None when there is none."""
+    def format(self) -> tuple[str | None, str | None, str]:
+        """Returns the format's name, a rendering that it reads, and what it leaves of it as text; twice None without one."""
         for arguments in _ARGUMENTS:
             for count in (2, 1):  # some templates take one call a message
                 written = self._written([arguments] * count)
                 if written is None:
                     continue
                 for name in sorted(FORMATS):
-                    if _read(name, written) == [("probe_tool", arguments)] * count:
-                        return name, written
-        return None, None
+                    calls, left = _read(name, written)
+                    if calls == [("probe_tool", arguments)] * count:
+                        return name, written, left
+        return None, None, ""
 
     def _written(self, calls: Sequence[Mapping[str, Any]]) -> str | None:
         """The reply as the template renders it, with what ends it; None where the template refuses."""
@@ -146,14 +151,24 @@ class _Replies:
         return self._template.render(messages, tools=_SHOWN, add_generation_prompt=add_generation_prompt)
 
 
-def _read(name: str, written: str) -> list[tuple[str, Any]] | None:
-    """The calls that a format finds in a reply; None where it finds fault with it."""
+def _reasoned(template: ChatTemplate) -> str:
+    """A reply with reasoning as the template renders it; nothing where the template refuses."""
+    reply = {"role": "assistant", "content": _REPLY, "reasoning_content": "Probe reasoning"}
+    try:
+        return template.render([{"role": "user", "content": _ASK}, reply])
+    except RequestError:
+        return ""
+
+
+def _read(name: str, written: str) -> tuple[list[tuple[str, Any]], str]:
+    """The calls that a format finds in a reply, and the text that is none of them; nothing where it finds fault with it."""
     syntax = OutputSyntax(tools=name)
     try:
         machine = make_output(syntax, Tools((_TOOL,)), opens_reasoning=False, call_prefix="probe")
         if machine is None:
-            return None
+            return [], ""
         pieces = [*machine.push(-1, written), *machine.end(natural=True)]
     except OutputError:
-        return None
-    return [(piece.call.name, json.loads(piece.call.arguments)) for piece in pieces if piece.call is not None]
+        return [], ""
+    calls = [(piece.call.name, json.loads(piece.call.arguments)) for piece in pieces if piece.call is not None]
+    return calls, "".join(piece.text for piece in pieces)

@@ -7,24 +7,18 @@ they are made, in `probe_template`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from os.path import commonprefix
 from typing import Any
 
 from flare.errors import CoreError, InputError, RequestError
+from flare.text.controls import Controls
 from flare.text.sandbox import Sandbox
 from flare.text.template import ChatTemplate, TemplateFailure
-from ignition.template_reading import compared, variables_read
-
-TOGGLES = ("enable_thinking", "thinking")
-EFFORTS = ("reasoning_effort", "thinking_effort", "reasoning_strength")
-MODE = "thinking_mode"
-"""Variables by which templates in use are told about thinking: a switch, a named effort, and a named mode that is both."""
-
-_MODES: Mapping[str, tuple[str, bool | None]] = {"disabled": ("none", False), "enabled": ("on", True)}
-# Ids and switches of modes; another mode is a level of its own name.
+from ignition.template_reading import variables_read
+from ignition.thinking_probe import SYSTEM as _SYSTEM
+from ignition.thinking_probe import ThinkingProbe, ends_within, level_variables, thinking_table
 
 # Texts that no template changes or contains by chance.
-_SYSTEM, _LATER = "Probe system text", "Probe later system text"
+_LATER = "Probe later system text"
 _ASK, _REPLY, _ASK_AGAIN, _REPLY_AGAIN = "Probe question", "Probe reply", "Probe question again", "Probe reply again"
 _RESULT, _TOOL, _ARGUMENT, _VALUE = "Probe result", "probe_tool", "probe_argument", "probe value"
 _TOOLS = [
@@ -52,11 +46,13 @@ def probe_template(
     file: str | None,
     special_tokens: Mapping[str, str],
     reasoning: Sequence[tuple[str, str]] = (("<think>", "</think>"),),
+    controls: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Returns the facts about a template; with `source` None those of a model without one.
 
     `file` is where the template was found. `special_tokens` are the variables `bos_token`, `eos_token` and so on, as
-    spellings. `reasoning` are the opening and closing delimiters that mark a reply as reasoning.
+    spellings. `reasoning` are the opening and closing delimiters that mark a reply as reasoning, `controls` the spellings
+    of the tokenizer's control tokens, which are no part of what a template says.
 
     thinking                  the table of thinking levels, as `/v1/models` shows it
     generation_prompts        per level id, and "" for a request that names none: the text that opens the reply
@@ -84,12 +80,12 @@ def probe_template(
         template = ChatTemplate(source, special_tokens=special_tokens, name=name)
     except CoreError as error:
         raise InputError(str(error)) from None
-    return _Probe(template, source, name, special_tokens).facts(file, reasoning)
+    return _Probe(template, source, name, special_tokens, controls).facts(file, reasoning)
 
 
 def _without_template(special_tokens: Mapping[str, str]) -> dict[str, Any]:
     return {
-        "thinking": _thinking_table(None, None, None, []),
+        "thinking": thinking_table(None, None, None, []),
         "generation_prompts": {"": ""},
         "generation_prompt_switch": False,
         "opens_reasoning": False,
@@ -104,21 +100,15 @@ def _without_template(special_tokens: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
-def _thinking_table(
-    file: str | None, toggle: str | None, effort: str | None, levels: list[dict[str, Any]]
-) -> dict[str, Any]:
-    return {
-        "supported": bool(levels),
-        "source": file,
-        "toggle": toggle,
-        "effort": effort,
-        "default_level": next((level["id"] for level in levels if level["default"]), None),
-        "levels": levels,
-    }
-
-
 class _Probe:
-    def __init__(self, template: ChatTemplate, source: str, name: str, special_tokens: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        template: ChatTemplate,
+        source: str,
+        name: str,
+        special_tokens: Mapping[str, str],
+        controls: Sequence[str],
+    ) -> None:
         self._template = template
         self._name = name
         self._special_tokens = dict(special_tokens)
@@ -126,18 +116,21 @@ class _Probe:
         self._parts = False
         self._tree = Sandbox().parse(source)
         self._variables = sorted(variables_read(source) - _GIVEN - special_tokens.keys())
+        self._controls = Controls([text for text in controls if text])
 
     def facts(self, file: str | None, reasoning: Sequence[tuple[str, str]]) -> dict[str, Any]:
         content = self._content()
-        thinking = self._thinking(file, reasoning)
-        prompts = {"": self._generation_prompt({})}
-        prompts |= {level["id"]: self._generation_prompt(_variables(level, thinking)) for level in thinking["levels"]}
+        thinking = ThinkingProbe(self, self._tree, self._variables, reasoning, self._controls).table(file)
+        prompts = {"": self.generation_prompt({})}
+        prompts |= {
+            level["id"]: self.generation_prompt(level_variables(level, thinking)) for level in thinking["levels"]
+        }
         leading, inline = self._leading("system"), self._inline_system()
         return {
             "thinking": thinking,
             "generation_prompts": {level: text or "" for level, text in prompts.items()},
             "generation_prompt_switch": bool(prompts[""]),
-            "opens_reasoning": _opens(prompts[""] or "", reasoning),
+            "opens_reasoning": ends_within(prompts[""] or "", reasoning),
             "inline_system": inline == "renders",
             "system": {"leading": leading, "inline": inline, "default": self._default_system()},
             "developer": self._leading("developer"),
@@ -154,7 +147,7 @@ class _Probe:
         content: Any = [{"type": "text", "text": text}] if self._parts else text
         return {"role": role, "content": content, **more}
 
-    def _render(self, messages: Messages, *, reply: bool = False, tools: bool = False, **variables: Any) -> str | None:
+    def render(self, messages: Messages, *, reply: bool = False, tools: bool = False, **variables: Any) -> str | None:
         """The prompt's text; None when the template refuses or cannot render."""
         try:
             return self._template.render(
@@ -166,8 +159,15 @@ class _Probe:
     def _question(self) -> Messages:
         return [self._message("user", _ASK)]
 
-    def _instructed(self) -> Messages:
+    def instructed(self) -> Messages:
         return [self._message("system", _SYSTEM), self._message("user", _ASK)]
+
+    def conversations(self) -> list[Messages]:
+        """The conversations by which levels of thinking are compared. A role that the template refuses anyway is left out."""
+        conversations = [self._question(), self._dialogue()]
+        if self.render(self.instructed()) is not None:
+            conversations.append(self.instructed())
+        return conversations
 
     def _dialogue(self) -> Messages:
         return [
@@ -200,16 +200,16 @@ class _Probe:
         reason = "its text is left out" if refused is None else str(refused)
         raise InputError(f"{self._name}: a plain question cannot be rendered: {reason}")
 
-    def _generation_prompt(self, variables: Mapping[str, Any]) -> str | None:
+    def generation_prompt(self, variables: Mapping[str, Any]) -> str | None:
         """What `add_generation_prompt` appends; None when that cannot be told from the rest."""
-        closed = self._render(self._question(), **variables)
-        opened = self._render(self._question(), reply=True, **variables)
+        closed = self.render(self._question(), **variables)
+        opened = self.render(self._question(), reply=True, **variables)
         if closed is None or opened is None or not opened.startswith(closed):
             return None
         return opened[len(closed) :]
 
     def _leading(self, role: str) -> str:
-        text = self._render([self._message(role, _SYSTEM), self._message("user", _ASK)], reply=True)
+        text = self.render([self._message(role, _SYSTEM), self._message("user", _ASK)], reply=True)
         if text is None:
             return "raises"
         return "renders" if _SYSTEM in text else "omits"
@@ -217,8 +217,8 @@ class _Probe:
     def _inline_system(self) -> str:
         later = [self._message("system", _LATER), self._message("user", _ASK_AGAIN)]
         outcomes = set()
-        for start in (self._question(), self._instructed()):
-            text = self._render([*start, self._message("assistant", _REPLY), *later], reply=True)
+        for start in (self._question(), self.instructed()):
+            text = self.render([*start, self._message("assistant", _REPLY), *later], reply=True)
             if text is None:
                 outcomes.add("raises")
             elif _LATER not in text:
@@ -231,7 +231,7 @@ class _Probe:
 
     def _default_system(self) -> str | None:
         """The text that takes a system message's place when there is none."""
-        without, instructed = self._render(self._question()), self._render(self._instructed())
+        without, instructed = self.render(self._question()), self.render(self.instructed())
         if without is None or instructed is None or _SYSTEM not in instructed:
             return None
         before, after = instructed.split(_SYSTEM, 1)
@@ -243,18 +243,18 @@ class _Probe:
         tails = set()
         trims = False
         for reply in (_REPLY, _REPLY_AGAIN):
-            text = self._render([*self._question(), self._message("assistant", reply)])
+            text = self.render([*self._question(), self._message("assistant", reply)])
             if text is None or reply not in text:
                 return {"supported": False, "tail": None, "trims": False}
             tails.add(text[text.rfind(reply) + len(reply) :])
-            spaced = self._render([*self._question(), self._message("assistant", reply + " \n")])
+            spaced = self.render([*self._question(), self._message("assistant", reply + " \n")])
             trims = trims or spaced == text
         if len(tails) != 1:
             return {"supported": False, "tail": None, "trims": False}
         return {"supported": True, "tail": tails.pop(), "trims": trims}
 
     def _tools(self) -> dict[str, Any]:
-        declared = _TOOL in (self._render(self._question(), reply=True, tools=True) or "")
+        declared = _TOOL in (self.render(self._question(), reply=True, tools=True) or "")
         facts: dict[str, Any] = {"declared": declared, "calls": False, "results": False, "arguments": None}
         # Printing a mapping as Python would, or a string as a JSON string, is the wrong form.
         for form, arguments, wrong in (
@@ -263,96 +263,11 @@ class _Probe:
         ):
             call = {"id": "probe0001", "type": "function", "function": {"name": _TOOL, "arguments": arguments}}
             history = [*self._question(), self._message("assistant", "", tool_calls=[call])]
-            text = self._render(history, tools=True)
+            text = self.render(history, tools=True)
             if text is None or _VALUE not in text or wrong in text:
                 continue
             facts |= {"calls": True, "arguments": form}
             result = self._message("tool", _RESULT, name=_TOOL, tool_call_id="probe0001")
-            facts["results"] = _RESULT in (self._render([*history, result], reply=True, tools=True) or "")
+            facts["results"] = _RESULT in (self.render([*history, result], reply=True, tools=True) or "")
             break
         return facts
-
-    # Thinking levels
-
-    def _thinking(self, file: str | None, reasoning: Sequence[tuple[str, str]]) -> dict[str, Any]:
-        """The table of levels, in the order none, efforts as the template names them; `on` when it has no efforts.
-
-        A mode is an effort, too, whose values `disabled` and `enabled` are the levels none and on.
-        """
-        untouched = self._views({})
-        toggle = next((name for name in TOGGLES if self._views({name: True}) != self._views({name: False})), None)
-        thinks = None if toggle is None else True
-        given = {} if toggle is None else {toggle: True}
-        for effort in EFFORTS:
-            names = [name for name in self._accepted(effort, given, untouched) if name != "none" or toggle is None]
-            if names:
-                break
-        levels = [_level(name, thinks, name) for name in names]
-        if toggle is not None:
-            levels = [_level("none", False, None), *(levels or [_level("on", True, None)])]
-        elif not names:
-            effort = MODE
-            levels = [_level(*_MODES.get(mode, (mode, None)), mode) for mode in self._accepted(MODE, {}, untouched)]
-            levels.sort(key=lambda level: level["id"] != "none")
-        named = any(level["reasoning_effort"] is not None for level in levels)
-        table = _thinking_table(file, toggle, effort if named else None, levels)
-        for level in levels:
-            level["opens_reasoning"] = _opens(self._generation_prompt(_variables(level, table)) or "", reasoning)
-        default = next((level for level in levels if self._views(_variables(level, table)) == untouched), None)
-        if default is not None:
-            default["default"] = True
-            table["default_level"] = default["id"]
-        self._add_instructions(table)
-        return table
-
-    def _accepted(self, variable: str, given: Mapping[str, Any], untouched: list[str | None]) -> list[str]:
-        """The values that the template compares a variable with, without those that make it refuse."""
-        if variable not in self._variables:
-            return []
-        return [
-            value
-            for value in compared(self._tree, variable)
-            if not any(
-                view is None and plain is not None
-                for view, plain in zip(self._views({**given, variable: value}), untouched, strict=True)
-            )
-        ]
-
-    def _views(self, variables: Mapping[str, Any]) -> list[str | None]:
-        """A level's renderings of the probe conversations. A role that the template refuses anyway is left out."""
-        conversations = [self._question(), self._dialogue()]
-        if self._render(self._instructed()) is not None:
-            conversations.append(self._instructed())
-        return [self._render(messages, reply=True, **variables) for messages in conversations]
-
-    def _add_instructions(self, table: dict[str, Any]) -> None:
-        """What each level puts between the system message's opening and its text."""
-        levels = table["levels"]
-        texts = [self._render(self._instructed(), reply=True, **_variables(level, table)) for level in levels]
-        openings = [text.split(_SYSTEM, 1)[0] for text in texts if text is not None and _SYSTEM in text]
-        if len(openings) != len(levels):
-            return
-        untouched = self._render(self._instructed(), reply=True) or ""
-        known = [*openings, untouched.split(_SYSTEM, 1)[0]] if _SYSTEM in untouched else openings
-        shared = commonprefix(known)
-        if shared not in known:
-            # Every level says something, perhaps in the same first words: what they share ends with the opening itself.
-            shared = shared[: max(shared.rfind(end) for end in "\n>]") + 1]
-        for level, opening in zip(levels, openings, strict=True):
-            level["instruction"] = opening[len(shared) :].strip() or None
-
-
-def _level(id: str, thinks: bool | None, effort: str | None) -> dict[str, Any]:
-    level = {"id": id, "enable_thinking": thinks, "reasoning_effort": effort, "instruction": None}
-    return level | {"opens_reasoning": False, "default": False}
-
-
-def _variables(level: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, Any]:
-    """The template variables that a level sets."""
-    given = {table["toggle"]: level["enable_thinking"], table["effort"]: level["reasoning_effort"]}
-    return {name: value for name, value in given.items() if name is not None and value is not None}
-
-
-def _opens(prompt: str, reasoning: Sequence[tuple[str, str]]) -> bool:
-    """Whether a text ends within reasoning."""
-    return any(prompt.rfind(begin) > prompt.rfind(end) for begin, end in reasoning)

@@ -14,6 +14,7 @@ def variables_read(source: str) -> set[str]:
     sandbox = Sandbox()
     tree = sandbox.parse(source)
     stored = {name.name for name in tree.find_all(nodes.Name) if name.ctx == "store"}
+    stored |= {macro.name for macro in tree.find_all(nodes.Macro)}
     for node in tree.find_all((nodes.Test, nodes.Filter)):
         if node.name in ("defined", "undefined", "default", "d") and isinstance(node.node, nodes.Name):
             stored.discard(node.node.name)

@@ -115,9 +115,9 @@ def _template_facts(
     source: str | None, file: str | None, spellings: dict[str, str], tokenizer_json: bytes
 ) -> dict[str, Any]:
     """All that is found out about a template and about what a model writes with it. Raises InputError."""
-    facts = probe_template(source, file=file, special_tokens=spellings, reasoning=REASONING)
-    template = None if source is None else ChatTemplate(source, special_tokens=spellings, name=file or "chat template")
     tokens = _Tokens(tokenizer_json)
+    facts = probe_template(source, file=file, special_tokens=spellings, reasoning=REASONING, controls=tokens.controls)
+    template = None if source is None else ChatTemplate(source, special_tokens=spellings, name=file or "chat template")
     facts["output"] = probe_output(template, facts["tools"], tokens, tail=facts["continuation"]["tail"])
     return facts
 
@@ -131,6 +131,7 @@ class _Tokens:
         self._tokenizer = Tokenizer.from_str(tokenizer_json.decode("utf-8"))
         added = self._tokenizer.get_added_tokens_decoder()
         self._special = {id: token.content for id, token in added.items() if token.special}
+        self.controls = [token.content for token in added.values() if not token.content.isspace()]
 
     def single(self, text: str) -> int | None:
         ids = self._tokenizer.encode(text, add_special_tokens=False).ids

@@ -65,6 +65,11 @@ def test_special_tokens_of_the_format_are_spelled_and_those_around_it_are_not() 
     assert (found["open_token"], found["close_token"]) == (None, None)
 
 
+def test_calls_as_bare_json_objects_one_a_message() -> None:
+    found = output(templates.DATED, tokenizer("<|start|>", "<|sep|>", "<|eot|>"))
+    assert (found["tools"], found["spelled"]) == ("llama", [])
+
+
 def test_a_template_that_shows_no_tools() -> None:
     found = output(templates.CHATML, tokenizer("<|im_start|>", "<|im_end|>"))
     assert found == {"tools": None, "reasoning": None, "open_token": None, "close_token": None, "spelled": []}
@@ -82,3 +87,40 @@ def test_formats_of_other_templates(name: str, format: str) -> None:
 
 def test_without_a_template_nothing_is_known() -> None:
     assert output(None, tokenizer())["tools"] is None
+
+
+def test_a_special_token_that_the_format_leaves_as_text_is_not_spelled() -> None:
+    """Such as one that asks for results: shown, it would become answer text."""
+    waiting = HERMES.replace(
+        '{{- "<|im_end|>\\n" }}\n{%- endfor %}',
+        '{{- "<|wait|>" if message.tool_calls else "<|im_end|>\\n" }}\n{%- endfor %}',
+    )
+    assert waiting != HERMES
+    found = output(waiting, tokenizer("<|im_start|>", "<|im_end|>", "<|wait|>", "<tool_call>", "</tool_call>"))
+    assert (found["tools"], found["spelled"]) == ("hermes", [4, 5])
+
+
+def test_delimiters_of_reasoning_that_only_a_rendering_shows() -> None:
+    """A template may put them together from parts."""
+    source = HERMES.replace(
+        '"<think>\\n\\n</think>\\n\\n"', '"<" ~ "think>" ~ message.reasoning_content ~ "</" ~ "think>"'
+    )
+    source = source.replace("<think>\\n", "")
+    assert "<think>" not in source
+    assert output(source, tokenizer())["reasoning"] == ["<think>", "</think>"]
+
+
+def test_markers_of_a_format_of_replies_are_spelled_wherever_the_template_has_them() -> None:
+    source = (
+        "{% macro turn(role, text) %}<|start|>{{ role }}<|message|>{{ text }}{% endmacro %}"
+        "{% for tool in tools or [] %}{{ turn('system', tool | tojson) }}<|eot|>{% endfor %}"
+        "{% for m in messages %}{% if m.tool_calls %}{% for c in m.tool_calls %}"
+        "<|start|>assistant to={{ c.function.name }}<|message|><atem:function_calls>\n"
+        '<atem:invoke name="{{ c.function.name }}">\n'
+        '{% for k, v in c.function.arguments | items %}<atem:parameter name="{{ k }}">{{ v }}</atem:parameter>\n{% endfor %}'
+        "</atem:invoke>\n</atem:function_calls>{{ '<|eot|>' if loop.last else '<|eom|>' }}{% endfor %}"
+        "{% else %}{{ turn(m.role, m.content) }}<|eot|>{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}<|start|>assistant{% endif %}"
+    )
+    found = output(source, tokenizer("<|start|>", "<|message|>", "<|eom|>", "<|eot|>", "<|other|>"))
+    assert (found["tools"], found["spelled"]) == ("muse_atem", [1, 2, 3, 4])

@@ -97,7 +97,7 @@ def test_a_variable_that_changes_nothing_is_no_control() -> None:
         ("{% set e = reasoning_effort | lower %}{% if 'a' == e %}x{% elif e == 'c' %}y{% endif %}", ["a", "c"]),
         ("{% set e = reasoning_effort or 'a' %}{{ {'a': 1, 'b': 2}[e] }}", ["a", "b"]),
         ("{% set m = {'a': 1, 'b': 2} %}{{ m.get(reasoning_effort, 0) }}", ["a", "b"]),
-        ("{% if x == 'z' or messages[0].role == 'user' %}{{ reasoning_effort }}{% endif %}", []),
+        ("{% if x == 'z' or messages[0].role == 'user' %}{% set y = reasoning_effort %}{% endif %}", []),
         (
             "{% if reasoning_effort == 'a' %}{{ raise_exception('no') }}{% elif reasoning_effort == 'b' %}x{% endif %}",
             ["b"],
@@ -120,6 +120,73 @@ def test_efforts_by_other_names(variable: str) -> None:
 def test_a_switch_by_another_name() -> None:
     thinking = probe(templates.SWITCHED.replace("enable_thinking", "thinking"))["thinking"]
     assert (thinking["toggle"], thinking["default_level"]) == ("thinking", "on")
+
+
+def test_a_switch_that_refuses_one_position_is_none() -> None:
+    source = (
+        templates.SWITCHED
+        + "{% if enable_thinking is defined and not enable_thinking %}{{ raise_exception('no') }}{% endif %}"
+    )
+    thinking = probe(source)["thinking"]
+    assert (thinking["toggle"], thinking["levels"]) == (None, [])
+
+
+UNNAMED = (
+    "{% set effort = {'low': 'Low', 'medium': 'Medium'}.get(reasoning_effort, 'Maximal') %}"
+    "<|system|>Effort: {{ effort }}{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}"
+)
+
+
+def test_the_effort_of_all_other_names_is_called_what_the_template_calls_it() -> None:
+    thinking = probe(UNNAMED)["thinking"]
+    assert [level["id"] for level in thinking["levels"]] == ["low", "medium", "maximal"]
+    assert thinking["default_level"] == "maximal"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        UNNAMED.replace("'Maximal'", "'as you like'"),  # no name
+        UNNAMED.replace("'Low'", "'Little'").replace("'Medium'", "'Half'"),  # not by names at all
+        UNNAMED.replace(
+            ".get(reasoning_effort, 'Maximal')", "[reasoning_effort if reasoning_effort is defined else 'low']"
+        ),
+    ],
+)
+def test_no_effort_is_made_up(source: str) -> None:
+    assert [level["id"] for level in probe(source)["thinking"]["levels"]] == ["low", "medium"]
+
+
+def test_a_template_that_prints_any_effort_has_those_of_the_api() -> None:
+    source = templates.CHATML + "Effort: {{ reasoning_effort | default('high') }}"
+    thinking = probe(source)["thinking"]
+    assert [level["id"] for level in thinking["levels"]] == ["minimal", "low", "medium", "high", "xhigh"]
+    assert (thinking["effort"], thinking["default_level"]) == ("reasoning_effort", "high")
+    cut = templates.CHATML + "{{ (reasoning_effort | default('high'))[:1] }}"
+    assert not probe(cut)["thinking"]["supported"]
+
+
+def test_what_a_level_says_is_told_from_the_messages_around_it() -> None:
+    source = (
+        "{% set effort = reasoning_effort | default('high') %}{% if effort not in ('none', 'low', 'high') %}"
+        "{{ raise_exception('no') }}{% endif %}"
+        "{% if effort != 'none' %}<|open|>system kind=effort<|sep|>Think this much:\n{{ effort }}.<|close|>{% endif %}"
+        "{% for m in messages %}<|open|>{{ m.role }}<|sep|>{{ m.content }}<|close|>{% endfor %}"
+    )
+    facts = probe_template(source, file="t", special_tokens={}, controls=["<|open|>", "<|sep|>", "<|close|>"])
+    assert [(level["id"], level["instruction"]) for level in facts["thinking"]["levels"]] == [
+        ("none", None),
+        ("low", "Think this much:\nlow."),
+        ("high", "Think this much:\nhigh."),
+    ]
+
+
+def test_lines_that_follow_what_every_level_says_are_no_part_of_it() -> None:
+    source = (
+        "<|system|>{{ {'low': 'Be brief.', 'high': 'Be long.'}[reasoning_effort | default('low')] }}\n</effort>\n[end]"
+        "{% for m in messages %}{{ m.content }}{% endfor %}"
+    )
+    assert [level["instruction"] for level in probe(source)["thinking"]["levels"]] == ["Be brief.", "Be long."]
 
 
 def test_a_mode_is_an_effort_whose_extremes_are_none_and_on() -> None:
@@ -220,6 +287,8 @@ def test_forms_of_content(name: str, content: dict[str, bool]) -> None:
 def test_variables_are_those_that_a_request_could_set() -> None:
     assert probe(templates.DATED)["variables"] == ["date_string"]
     assert probe(templates.CHATML)["variables"] == []
+    macros = "{% macro a() %}{{ b() if b is defined else '' }}{% endmacro %}{% macro b() %}{% endmacro %}{{ a() }}"
+    assert probe(templates.CHATML + macros)["variables"] == []
 
 
 def test_a_model_without_a_template() -> None:

@@ -8,6 +8,6 @@ its text is all answer.
 """
 
 from flare.output.interface import Output, OutputError, OutputSyntax, Piece
-from flare.output.syntaxes import FORMATS, make_output, require
+from flare.output.syntaxes import FORMATS, make_output, reply_markers, require
 
-__all__ = ["FORMATS", "Output", "OutputError", "OutputSyntax", "Piece", "make_output", "require"]
+__all__ = ["FORMATS", "Output", "OutputError", "OutputSyntax", "Piece", "make_output", "reply_markers", "require"]

@@ -192,5 +192,6 @@ FORMAT = ReplyFormat(
     lambda _syntax, _tools, rules, *, opens_reasoning, continues: DeepseekMachine(
         rules, opens_reasoning=opens_reasoning
     ),
+    ("<think>", "</think>", "｜DSML｜"),
     require,
 )

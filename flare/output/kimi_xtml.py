@@ -26,6 +26,7 @@ from flare.output.rules import Rules
 from flare.output.xtml import CLOSE, OPEN, SEP, Tag, XtmlCall, misplaced
 
 END = "<|end_of_msg|>"
+MARKERS = (OPEN, CLOSE, SEP, END)
 
 MAX_TAG = 8192
 """Most characters of a tag. Names and keys stand in tags, values never do."""
@@ -37,7 +38,7 @@ class KimiMachine(FramedMachine):
     """See `Output`. The prompt ends within `think` or within `response`."""
 
     def __init__(self, syntax: OutputSyntax, rules: Rules | None, *, opens_reasoning: bool) -> None:
-        super().__init__(syntax, marker_set(OPEN, CLOSE, SEP, END), rules)
+        super().__init__(syntax, marker_set(*MARKERS), rules)
         self._place = ""  # a channel, "outside" of all, or "ended"
         self._tag: list[str] | None = None  # what has come of a tag
         self._opens = False  # the tag opens something
@@ -140,5 +141,6 @@ class KimiMachine(FramedMachine):
 FORMAT = ReplyFormat(
     lambda syntax, _tools, rules, *, opens_reasoning, continues: KimiMachine(
         syntax, rules, opens_reasoning=opens_reasoning
-    )
+    ),
+    MARKERS,
 )

@@ -25,7 +25,7 @@ from flare.output.markers import marker_set
 from flare.output.openers import ReplyFormat
 from flare.output.rules import Rules
 
-START, MESSAGE, EOM, EOT = "<|start|>", "<|message|>", "<|eom|>", "<|eot|>"
+MARKERS = START, MESSAGE, EOM, EOT = "<|start|>", "<|message|>", "<|eom|>", "<|eot|>"
 
 MAX_HEADER = 512
 """Most characters of a header. Names have at most 256 and two more."""
@@ -46,7 +46,7 @@ class MuseMachine(FramedMachine):
         self, syntax: OutputSyntax, tools: Tools, rules: Rules | None, *, opens_reasoning: bool, continues: bool
     ) -> None:
         """A prompt ends within a message's header, unless it ends within reasoning or an answer that is continued."""
-        super().__init__(syntax, marker_set(START, MESSAGE, EOM, EOT), rules)
+        super().__init__(syntax, marker_set(*MARKERS), rules)
         self._tools = tools
         self._reader: AtemReader | None = None  # of a message that is a call
         self._blank: list[str] = []  # white space outside of messages
@@ -195,4 +195,4 @@ def _word_at(text: str, edge: bool) -> int:
     return at if word.startswith(_TO) or _TO.startswith(word) else len(text)
 
 
-FORMAT = ReplyFormat(MuseMachine)
+FORMAT = ReplyFormat(MuseMachine, MARKERS)

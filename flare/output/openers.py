@@ -43,7 +43,9 @@ class ReplyMachine(Protocol):
 
 
 class ReplyFormat(NamedTuple):
-    """A format of replies. `require` imports what it needs besides flare, and raises InputError where that fails."""
+    """A format of replies. `markers` are the texts that give a reply its structure: where one is a special token, the machine
+    has to see its text. `require` imports what it needs besides flare, and raises InputError where that fails."""
 
     machine: ReplyMachine
+    markers: tuple[str, ...]
     require: Callable[[], None] = lambda: None

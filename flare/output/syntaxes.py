@@ -45,6 +45,12 @@ def find_format(name: str) -> CallFormat | ReplyFormat:
     return found
 
 
+def reply_markers(name: str) -> tuple[str, ...]:
+    """Returns the texts that give a reply its structure in a format of replies; none for a format of calls."""
+    found = find_format(name)
+    return found.markers if isinstance(found, ReplyFormat) else ()
+
+
 def require(syntax: OutputSyntax) -> None:
     """Imports a core's format and what it needs besides flare, at start-up. Raises InputError where that fails."""
     if syntax.tools is not None and isinstance(found := find_format(syntax.tools), ReplyFormat):

@@ -107,7 +107,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         name = getattr(__obj, "__name__", "")
         # The sandbox wraps `str.format`; the string it belongs to is inside.
         owner = getattr(getattr(__obj, "__wrapped__", __obj), "__self__", None)
-        _check_arguments(name, owner if isinstance(owner, str) else "", args, kwargs)
+        _check_arguments(name, owner if isinstance(owner, str) else "", args, kwargs, (*args, *kwargs.values()))
         return _bounded(super().call(__context, __obj, *args, **kwargs))
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
@@ -209,18 +209,26 @@ def _tojson(
 
 
 def _counted_filter(name: str, filter: Callable[..., Any]) -> Callable[..., Any]:
+    before = 2 if hasattr(filter, "jinja_pass_arg") else 1  # what Jinja passes, and the value: neither is an option
+
     @wraps(filter)  # keeps the attributes by which Jinja passes its context to a filter
     def counted(*args: Any, **kwargs: Any) -> Any:
-        _check_arguments(name, next((a for a in args if isinstance(a, str)), ""), args, kwargs)
+        options = (*args[before:], *kwargs.values())
+        _check_arguments(name, next((a for a in args if isinstance(a, str)), ""), args, kwargs, options)
         return _bounded(filter(*args, **kwargs))
 
     return counted
 
 
-def _check_arguments(name: str, text: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Refuses, before they run, the string functions whose result can be far larger than what they are given."""
+def _check_arguments(
+    name: str, text: str, args: tuple[Any, ...], kwargs: dict[str, Any], options: tuple[Any, ...]
+) -> None:
+    """Refuses, before they run, the string functions whose result can be far larger than what they are given.
+
+    `options` are the arguments that can say a width: not the value that a filter works on.
+    """
     if name in _SIZED:
-        wide = any(_is_wide(value) for value in (*args, *kwargs.values()))
+        wide = any(_is_wide(value) for value in options)
         if wide or (name in _FORMATS and _WIDTH_IN_FORMAT.search(text)):
             raise LimitExceeded(f"padding of more than {MAX_WIDTH} characters")
     elif name == "replace":

@@ -185,6 +185,12 @@ def test_a_bomb_ends_early(source: str, monkeypatch: pytest.MonkeyPatch) -> None
         ChatTemplate(source).render([])
 
 
+@pytest.mark.parametrize("value", [10**6 + 1, -(10**9), 1_793_000_000_000])
+def test_a_great_number_is_no_width_where_it_is_the_value(value: int) -> None:
+    source = "{{ x | tojson }} {{ {'x': x} | tojson }} {{ x | round | int }} {{ x | string | center(20) | trim }}"
+    assert ChatTemplate(source).render([], x=value) == f'{value} {{"x": {value}}} {value} {value}'
+
+
 def test_a_loop_over_content_counts_and_a_long_conversation_passes() -> None:
     source = (
         "{% for m in messages %}{% for c in m.content %}{% for d in m.content %}{% endfor %}{% endfor %}{% endfor %}"
