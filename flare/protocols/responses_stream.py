@@ -79,7 +79,7 @@ class ResponseStream:
         frames += self._close("incomplete")
         return frames + self._frame("response.failed", response=failed_object(self._response, self._items, event.error))
 
-    def _frame(self, name: str, **members: Any) -> bytes:
+    def _frame(self, name: str, /, **members: Any) -> bytes:
         value = {"type": name, "sequence_number": self._number, **members}
         self._number += 1
         return b"event: %b\ndata: %b\n\n" % (name.encode(), encode_json(value))
@@ -129,14 +129,14 @@ class ResponseStream:
         self._items.append(item)
         place = {"item_id": item["id"], "output_index": index}
         if call.custom:
-            name, member = "response.custom_tool_call_input", "input"
+            name, done = "response.custom_tool_call_input", {"input": call.arguments}
         else:
-            name, member = "response.function_call_arguments", "arguments"
+            name, done = "response.function_call_arguments", {"arguments": call.arguments, "name": call.name}
         begun = call_item(self._response, index, call, begun=True)
         return (
             self._frame("response.output_item.added", output_index=index, item=begun)
             + self._frame(f"{name}.delta", **place, delta=call.arguments)
-            + self._frame(f"{name}.done", **place, **{member: call.arguments})
+            + self._frame(f"{name}.done", **place, **done)
             + self._frame("response.output_item.done", output_index=index, item=item)
         )
 

@@ -6,9 +6,7 @@ import sys
 import openai
 
 url, key = sys.argv[1:]
-# 2.x alone wants the function's name in response.function_call_arguments.done.
-strict = not openai.__version__.startswith("2.")
-client = openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, _strict_response_validation=strict)
+client = openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, _strict_response_validation=True)
 TOOL = {
     "name": "read",
     "description": "Reads a file.",
@@ -63,6 +61,7 @@ chat_says = {
 
 answer = respond("USE read", tools=[{"type": "function", **TOOL, "strict": False}])
 *_, last = respond("USE read", tools=[{"type": "function", **TOOL, "strict": False}], stream=True)
+assert last.type == "response.completed", last
 calls = [item for items in (answer, last.response) for item in items.output if item.type == "function_call"]
 history = [
     {"role": "user", "content": "USE read"},
