@@ -183,8 +183,9 @@ def echo(asked: Asked, listener: Listener) -> None:
 
 
 def request_id(response: Response) -> dict[str, str]:
-    """Returns the header that every response to a submitted request carries."""
-    return {"x-request-id": response.id}
+    """Returns the headers that every response to a submitted request carries: OpenAI's SDKs read the one, Anthropic's the
+    other."""
+    return {"x-request-id": response.id, "request-id": response.id}
 
 
 def shutting_down() -> RequestError:

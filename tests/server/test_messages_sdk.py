@@ -77,6 +77,7 @@ def test_a_message(client: anthropic.Anthropic) -> None:
     assert (message.stop_reason, message.stop_sequence, message.model) == ("end_turn", None, "org/tiny")
     assert message.usage.output_tokens == len(ANSWER.encode()) + 1
     assert message.model_extra and message.model_extra["flare_context"]["context_length"] == CONTEXT
+    assert message._request_id == message.id
 
 
 def test_a_limit_and_stop_sequences(client: anthropic.Anthropic) -> None:
@@ -220,6 +221,7 @@ def test_errors(client: anthropic.Anthropic) -> None:
             answer = client.messages.create(model="any", max_tokens=5, messages=asked, stream=stream)
             list(answer)  # a failure before the first token is the only event
         assert FAILURE not in str(failed.value) and "api_error" in str(failed.value)
+        assert (failed.value.request_id or "").startswith("msg_")
 
 
 def test_the_bytes_of_a_stream(server: Process) -> None:
