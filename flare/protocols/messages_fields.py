@@ -33,6 +33,16 @@ class TextBlock(_Block, tag="text"):
     parsed_output: Any = None
 
 
+class OnlyText(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """A TextBlock where no other block may stand. A tag may be missing there, `type` may not."""
+
+    type: Literal["text"]
+    text: str
+    cache_control: CacheControl | None = None
+    citations: Any = None
+    parsed_output: Any = None
+
+
 class ThinkingBlock(msgspec.Struct, forbid_unknown_fields=True, tag_field="type", tag="thinking", kw_only=True):
     """An assistant's reasoning; `signature` is its maker's mark."""
 
@@ -54,7 +64,7 @@ class ToolResultBlock(_Block, tag="tool_result"):
     """What came of the call `tool_use_id`."""
 
     tool_use_id: Annotated[str, Meta(min_length=1)]
-    content: str | list[TextBlock] | None = None
+    content: str | list[OnlyText] | None = None
     is_error: bool | None = None
 
 
@@ -120,7 +130,7 @@ class CountRequest(SamplingFields, kw_only=True):
 
     messages: Annotated[list[InputMessage], Meta(min_length=1)]
     model: str | None = None
-    system: str | list[TextBlock] | None = None
+    system: str | list[OnlyText] | None = None
     tools: list[InputTool] | None = None
     tool_choice: ToolChoice | None = None
     thinking: ThinkingConfig | None = None

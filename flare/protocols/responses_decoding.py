@@ -94,9 +94,9 @@ class _Items:
         return self.found
 
     def _take(self, item: dict[str, Any], path: str) -> None:
-        kind = item.get("type") or "message"
+        kind = item.get("type")
         match kind:
-            case "message":
+            case "message" | None:
                 self._message(converted(item, MessageItem, path), path)
             case "reasoning":
                 self._reasoning(converted(item, ReasoningItem, path), path)
@@ -129,9 +129,9 @@ class _Items:
         self.found.append(Message(role, text))
 
     def _reasoning(self, item: ReasoningItem, path: str) -> None:
-        text = _joined(item.content or [], f"{path}.content", REASONING_PARTS)
-        text = text or _joined(item.summary or [], f"{path}.summary", REASONING_PARTS)
-        if text:
+        content = _joined(item.content or [], f"{path}.content", REASONING_PARTS)
+        summary = _joined(item.summary or [], f"{path}.summary", REASONING_PARTS)
+        if text := content or summary:
             self.reasoning.append(text)
         elif item.encrypted_content is not None:
             text = f"{path}.encrypted_content: only its provider can read this reasoning; leave the item out"

@@ -65,6 +65,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     ({"messages": [USER, assistant({"type": "redacted_thinking", "data": "x"}), USER]}, "messages[1].content[0].type"),
     ({"system": [PNG]}, "system[0].type"),
+    ({"system": [{"text": "x"}]}, "system[0].type"),
+    ({"messages": [user(result("t", [{"text": "x"}]))]}, "messages[0].content[0].content[0].type"),
     ({"system": 5}, "system"),
     ({"tools": [{"name": "f"}]}, "tools[0].input_schema"),
     ({"tools": [{"name": "", "input_schema": {}}]}, "tools[0].name"),
