@@ -33,6 +33,8 @@ class ChatRequest(shared.CommonFields, kw_only=True):
     """The body of a Chat Completions request."""
 
     messages: Annotated[list[ChatMessage], Meta(min_length=1)]
+    max_tokens: shared.Limit | None = None
+    max_completion_tokens: shared.Limit | None = None
     tools: list[OfferedTool] | None = None
     tool_choice: str | ToolChoice | None = None
     parallel_tool_calls: bool | None = None
@@ -94,7 +96,7 @@ class ChatCompletions:
         shared.refuse_unbuilt(request, UNBUILT)
         if not model.has_template:
             raise no_template("messages")
-        limit, limit_field = shared.output_limit(request, least=1)
+        limit, limit_field = shared.output_limit(request)
         stops = shared.stop_strings(request.stop)
         conversation = Conversation(
             messages=[decode_message(message, f"messages[{i}]", model) for i, message in enumerate(request.messages)],

@@ -64,7 +64,7 @@ class Completions:
         if request.best_of not in (None, n):
             raise RequestError(f"best_of: {request.best_of} must equal n, {n}; choices are not ranked", param="best_of")
         decode_thinking(request, model.levels)
-        limit, limit_field = shared.output_limit(request, least=0)
+        limit, limit_field = shared.output_limit(request)
         stops = shared.stop_strings(request.stop)
         return shared.decoded(
             request,

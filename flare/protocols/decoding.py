@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
 from flare.errors import RequestError
 from flare.protocols.hints import fields_at, misdirected, near_field
-from flare.protocols.refusals import required, shown, unknown_field
+from flare.protocols.refusals import required, shown, shown_number, unknown_field
 
 T = TypeVar("T")
 
@@ -52,6 +52,9 @@ WHOLE_CHARACTERS = re.compile(
 )
 """JSON up to an escaped half of a surrogate pair whose other half does not follow. Possessive: it never goes back."""
 
+STEPS = re.compile(r"([^.\[\]]+)|\[([0-9]{1,9})\]")
+"""The steps of a path such as "messages[0].content": names and indices."""
+
 
 def decode_body(decoder: msgspec.json.Decoder[T], body: bytes | bytearray) -> T:
     """Decodes a JSON body. Of a name that occurs twice the last value counts.
@@ -62,7 +65,7 @@ def decode_body(decoder: msgspec.json.Decoder[T], body: bytes | bytearray) -> T:
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as complaint:
-        error = invalid_field(str(complaint), decoder.type)
+        error = invalid_field(str(complaint), decoder.type, body)
         of_body = str(complaint).startswith("Object ") and " - at `$" not in str(complaint)
         raise (misdirected(decoder.type, body) if of_body else None) or error from None
     except RecursionError:
@@ -102,8 +105,11 @@ def _place(body: bytes | bytearray, at: int) -> str:
     return f"near line {line}, column {column} (byte {at})"
 
 
-def invalid_field(complaint: str, kind: type) -> RequestError:
-    """Returns the refusal for a validation complaint of msgspec about a value of type `kind`, in our words."""
+def invalid_field(complaint: str, kind: type, sent: Any) -> RequestError:
+    """Returns the refusal for a validation complaint of msgspec about a value of type `kind`, in our words.
+
+    `sent` is the value, or its JSON in bytes.
+    """
     text, _, path = complaint.rpartition(" - at `$")
     if not text:
         text, path = complaint, ""
@@ -115,15 +121,27 @@ def invalid_field(complaint: str, kind: type) -> RequestError:
             return required(param)
         return unknown_field(param, near_field(name, fields_at(kind, within)))
     where = f"{within}: " if within else "the body: "
-    return RequestError(where + _wanted(text), param=within or None)
+    return RequestError(where + _wanted(text, _number_at(sent, within)), param=within or None)
 
 
-def _wanted(text: str) -> str:
-    """Says what a field should hold, from "Expected `A | B`, got `C`" and "Expected `A` >= 1" and the like."""
+def _number_at(sent: Any, path: str) -> str:
+    """Returns the number at a path of what was sent, for the message; empty where there is none."""
+    try:
+        value = msgspec.json.decode(sent) if isinstance(sent, bytes | bytearray) else sent
+        for name, index in STEPS.findall(path):
+            value = value[name] if name else value[int(index)]
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, LookupError, TypeError):
+        return ""
+    return shown_number(value) if isinstance(value, int | float) and not isinstance(value, bool) else ""
+
+
+def _wanted(text: str, number: str) -> str:
+    """Says what a field should hold, from "Expected `A | B`, got `C`" and "Expected `A` >= 1" and the like; `number` is
+    what it holds, if that is one."""
     quoted = text.split("`")
     if not text.startswith("Expected `") or len(quoted) < 3:
         return "the number is out of range" if "out of range" in text else "the value is not one of those allowed"
     wanted = " or ".join(KINDS.get(kind, kind) for kind in quoted[1].split(" | ") if kind != "null")
     if len(quoted) >= 4:
-        return f"expected {wanted}, got {KINDS.get(quoted[3], 'something else')}"
-    return f"expected {wanted}{quoted[2]}"
+        return f"expected {wanted}, got {KINDS.get(quoted[3], 'something else')}" + (f", {number}" if number else "")
+    return f"expected {wanted}{quoted[2]}" + (f", got {number}" if number else "")

@@ -15,6 +15,7 @@ from flare.protocols.endpoint import Decoded
 from flare.protocols.refusals import unsupported
 
 TokenCount = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+Limit = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Int32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 
@@ -180,15 +181,8 @@ def sampling_request(fields: SamplingFields) -> SamplingRequest:
     )
 
 
-def output_limit(fields: CommonFields, *, least: int) -> tuple[int | None, str]:
-    """Returns the request's token limit and its field's name: `max_tokens` before `max_completion_tokens`.
-
-    Raises RequestError when either is under `least`.
-    """
-    for name in ("max_tokens", "max_completion_tokens"):
-        value = getattr(fields, name)
-        if value is not None and value < least:
-            raise RequestError(f"{name}: {value} is under the least value, {least}", param=name)
+def output_limit(fields: CommonFields) -> tuple[int | None, str]:
+    """Returns the request's token limit and its field's name: `max_tokens` before `max_completion_tokens`."""
     if fields.max_tokens is not None:
         return fields.max_tokens, "max_tokens"
     return fields.max_completion_tokens, "max_completion_tokens"

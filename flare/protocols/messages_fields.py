@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from flare.errors import RequestError
 from flare.protocols.decoding import decode_body
-from flare.protocols.fields import SamplingFields
+from flare.protocols.fields import Limit, SamplingFields
 from flare.protocols.refusals import foreign_type, shown
 
 T = TypeVar("T")
@@ -117,9 +117,6 @@ class OutputConfig(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 class ContextManagement(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     edits: list[dict[str, Any]] | None = None
-
-
-Limit = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 
 
 class CountRequest(SamplingFields, kw_only=True):

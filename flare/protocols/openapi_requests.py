@@ -37,7 +37,6 @@ def nullable_object(**properties: Schema) -> Schema:
 
 
 STOP = any_of(SOME_TEXT, array_of(SOME_TEXT, maxItems=shared.MAX_STOP_STRINGS), NULL)
-LIMIT: Schema = {"type": ["integer", "null"], "minimum": 1, "maximum": 2**31 - 1}
 SWITCH: Schema = {"type": ["boolean", "null"]}
 MODES = words(tools.MODES, null=True)
 FUNCTION = word("function")
@@ -147,8 +146,6 @@ CHAT = Kind(
     narrow={
         "ChatRequest": {
             **THINKING,
-            "max_tokens": LIMIT,
-            "max_completion_tokens": LIMIT,
             "stop": STOP,
             "tool_choice": any_of(MODES, ref("ChatToolChoice")),
         },

@@ -16,6 +16,11 @@ def shown(text: str) -> str:
     return clean if len(text) <= SHOWN_CHARACTERS else clean + "..."
 
 
+def shown_number(value: float) -> str:
+    """Returns a client's number as an error repeats it."""
+    return "a huge number" if isinstance(value, int) and value.bit_length() > 128 else repr(value)
+
+
 def required(param: str) -> RequestError:
     return RequestError(f"{param}: this field is required", param=param)
 

@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from flare.errors import RequestError
 from flare.protocols.decoding import invalid_field
-from flare.protocols.fields import SamplingFields, StreamOptions
+from flare.protocols.fields import Limit, SamplingFields, StreamOptions
 
 T = TypeVar("T")
 
@@ -20,8 +20,6 @@ MAX_METADATA = 16
 MAX_METADATA_NAME = 64
 MAX_METADATA_VALUE = 512
 """Characters of a name and of a value in `metadata`."""
-
-PositiveTokens = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 
 
 class ReasoningFields(msgspec.Struct, forbid_unknown_fields=True):
@@ -54,7 +52,7 @@ class ResponsesRequest(SamplingFields, kw_only=True):
     model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    max_output_tokens: PositiveTokens | None = None
+    max_output_tokens: Limit | None = None
     stop: str | list[str] | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
@@ -289,7 +287,7 @@ def converted(value: Any, kind: type[T], path: str) -> T:
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as complaint:
-        error = invalid_field(str(complaint), kind)
+        error = invalid_field(str(complaint), kind, value)
         if error.param is None:
             raise RequestError(f"{path}: {str(error).removeprefix('the body: ')}", param=path) from None
         param = f"{path}.{error.param}"

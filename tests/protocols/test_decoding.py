@@ -186,19 +186,19 @@ def test_long_and_foreign_names_are_compared_with_none() -> None:
     [
         ("temperature", "0.5", "expected a number, got a string"),
         ("temperature", True, "expected a number, got true or false"),
-        ("top_k", 1.5, "expected an integer, got a number"),
-        ("top_k", 1.0, "expected an integer, got a number"),
+        ("top_k", 1.5, "expected an integer, got a number, 1.5"),
+        ("top_k", 1.0, "expected an integer, got a number, 1.0"),
         ("top_k", True, "expected an integer, got true or false"),
-        ("top_k", 2**31, "<= 2147483647"),
-        ("seed", -1, ">= 0"),
-        ("seed", 2**64, "<="),
-        ("seed", 10**400, "<="),
-        ("max_tokens", -1, ">= 0"),
-        ("max_tokens", 0, "least value, 1"),
-        ("max_completion_tokens", 0, "least value, 1"),
+        ("top_k", 2**31, "expected an integer <= 2147483647, got 2147483648"),
+        ("seed", -1, "expected an integer >= 0, got -1"),
+        ("seed", 2**64, "<= 9223372036854775807, got 18446744073709551616"),
+        ("seed", 10**400, "<= 9223372036854775807, got a huge number"),
+        ("max_tokens", -1, "expected an integer >= 1, got -1"),
+        ("max_tokens", 0, "expected an integer >= 1, got 0"),
+        ("max_completion_tokens", 0, "expected an integer >= 1, got 0"),
         ("max_tokens", "5", "expected an integer, got a string"),
-        ("n", 0, ">= 1"),
-        ("stream", 1, "expected true or false, got an integer"),
+        ("n", 0, "expected an integer >= 1, got 0"),
+        ("stream", 1, "expected true or false, got an integer, 1"),
         ("stop", 5, "expected a string or an array, got an integer"),
         ("stop", [""], "must not be empty"),
         ("stop", list("abcde"), "5 strings"),
@@ -217,6 +217,13 @@ def test_a_wrong_value_is_named(field: str, value: Any, says: str) -> None:
     error = refusal(chat, **{field: value})
     assert error.param == field
     assert str(error).startswith(f"{field}: ") and says in str(error)
+
+
+def test_a_wrong_number_within_a_list_is_shown() -> None:
+    inside = "stop_token_ids[1]: expected an integer >= 0, got -2"
+    for endpoint, prompt in ((CHAT, {"messages": [USER]}), (RESPONSES, {"input": "x"})):
+        error = refusal(endpoint.decode, json.dumps({**prompt, "stop_token_ids": [1, -2]}).encode(), MODEL)
+        assert str(error) == inside
 
 
 @pytest.mark.parametrize(
