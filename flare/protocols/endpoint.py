@@ -46,37 +46,39 @@ class Decoded(msgspec.Struct, frozen=True, kw_only=True):
 class Response:
     """What is the same in all objects of one response.
 
-    `created` is in Unix seconds, `prompt_tokens` counts each prompt once. `prompts` are the tokens of each prompt and
-    `arrived_at` is when the request came, on the monotonic clock: for answers that show them.
+    `created` is in Unix seconds. `prompts` are the tokens of each prompt and `arrived_at` is when the request came, on the
+    monotonic clock: for answers that show them.
     """
 
     id: str
     created: int
     model: ServedModel
     decoded: Decoded
-    prompt_tokens: int
-    prompts: Sequence[list[int]] = ()
+    prompts: Sequence[list[int]]
     arrived_at: float = 0.0
 
     @classmethod
     def begin(
         cls,
-        prefix: str,
+        endpoint: GenerationEndpoint,
         model: ServedModel,
         decoded: Decoded,
-        prompt_tokens: int,
-        prompts: Sequence[list[int]] = (),
+        prompts: Sequence[list[int]],
         arrived_at: float = 0.0,
     ) -> Response:
         return cls(
-            id=prefix + uuid4().hex,
+            id=endpoint.id_prefix + uuid4().hex,
             created=int(time.time()),
             model=model,
             decoded=decoded,
-            prompt_tokens=prompt_tokens,
             prompts=prompts,
             arrived_at=arrived_at,
         )
+
+    @property
+    def prompt_tokens(self) -> int:
+        """How many tokens the prompts have, each counted once."""
+        return sum(len(prompt) for prompt in self.prompts)
 
 
 class StreamEncoder(Protocol):

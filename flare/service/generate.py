@@ -67,14 +67,7 @@ class Generator:
             asked = await self._read(incoming, endpoint)
             prepared = asked.prepared
             places.take(prepared.choices - 1)
-            response = Response.begin(
-                endpoint.id_prefix,
-                self.runtime.model,
-                asked.decoded,
-                prepared.prompt_tokens,
-                prepared.prompts,
-                arrived_at,
-            )
+            response = Response.begin(endpoint, self.runtime.model, asked.decoded, prepared.prompts, arrived_at)
             answer = self._stream if asked.decoded.stream else self._collect
             try:
                 with self.metrics.answer(prepared.choices, arrived_at) as meter:

@@ -30,7 +30,7 @@ def response(name: str, *, n: int = 1, model: str = "m", **options: Any) -> Resp
     decoded = endpoint.decode(
         json.dumps({**minimal, "n": n, "stream": True, "stream_options": options}).encode(), served
     )
-    return Response(id="id-1", created=7, model=served, decoded=decoded, prompt_tokens=4)
+    return Response(id="id-1", created=7, model=served, decoded=decoded, prompts=[[1, 2, 3, 4]])
 
 
 def end(choice: int = 0, text: str = "", tokens: int = 1, completion: int = 3, cause: Any = "stop_token") -> Finished:

@@ -24,7 +24,7 @@ BODY = {"max_tokens": 9, "messages": [{"role": "user", "content": "x"}]}
 def response(name: str = "m", id: str = "msg_1") -> Response:
     served = make_model(id=name)
     decoded = Messages().decode(json.dumps(BODY).encode(), served)
-    return Response(id=id, created=7, model=served, decoded=decoded, prompt_tokens=4)
+    return Response(id=id, created=7, model=served, decoded=decoded, prompts=[[1, 2, 3, 4]])
 
 
 def end(text: str = "", **changes: Any) -> Finished:

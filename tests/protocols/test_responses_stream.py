@@ -45,7 +45,7 @@ parts = st.lists(
 
 def response() -> Response:
     decoded = ENDPOINT.decode(json.dumps({"input": "hi", "stream": True, "tools": [READ]}).encode(), MODEL)
-    return Response.begin("resp_", MODEL, decoded, 3)
+    return Response.begin(ENDPOINT, MODEL, decoded, [[1, 2, 3]])
 
 
 def ending(cause: Any, text: str, tokens: int) -> Finished:
@@ -218,7 +218,7 @@ def test_the_request_is_shown_in_the_response() -> None:
     decoded = ENDPOINT.decode(json.dumps(body).encode(), MODEL)
     collected = Collected(1)
     collected.add(ending("stop_token", "ok", 1))
-    shown = json.loads(ENDPOINT.encode(Response.begin("resp_", MODEL, decoded, 3), collected))
+    shown = json.loads(ENDPOINT.encode(Response.begin(ENDPOINT, MODEL, decoded, [[1, 2, 3]]), collected))
     SdkResponse.model_validate(shown, strict=True)
     assert "hi" not in json.dumps(decoded.details), "what is not shown is not kept"
     same = body.keys() - {"input", "tools"}
