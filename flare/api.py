@@ -17,9 +17,9 @@ from urllib.parse import unquote
 
 import msgspec
 
-from flare.config import ServerSettings, usable_cpus
-from flare.errors import FlareError, InputError, RequestError
-from flare.protocols.decoding import shown
+from flare.config import ServerSettings
+from flare.errors import FlareError, RequestError
+from flare.protocols.refusals import shown
 from flare.protocols.versions import HEADER as VERSION_HEADER
 from flare.protocols.versions import check_version
 from flare.runtime import Runtime
@@ -28,26 +28,9 @@ from flare.service.errors import Refusal
 from flare.service.exchange import Body, Reply
 from flare.service.routes import Service
 from flare.service.stream import EventStream
-from flare.settings import BY_NAME, SETTINGS
-from flare.sources import Configuration, Given
+from flare.sources import given_here
 
 T = TypeVar("T")
-
-SETTINGS_HERE = (
-    "threads",
-    "kv_memory",
-    "max_tokens",
-    "max_waiting",
-    "huge_pages",
-    "verify",
-    "aliases",
-    "strict_tools",
-    "max_body_bytes",
-    "max_bodies_bytes",
-    "max_requests",
-    "frontend_threads",
-)
-"""The settings that `flare.open` takes; the others are of sockets and keys."""
 
 SENTINEL = b"[DONE]"
 UNNAMED = "message"
@@ -350,24 +333,7 @@ def _encoded(value: Any) -> bytes:
 
 def open_core(core: str | os.PathLike[str], settings: Mapping[str, Any]) -> InProcess:
     """Loads a core, see `flare.open`."""
-    values = {setting.name: Given(setting.default, "default") for setting in SETTINGS}
-    values["threads"] = Given(usable_cpus(), "default")
-    values["core"] = Given(BY_NAME["core"].accept("core", os.fspath(core), BY_NAME["core"].kind.read), "argument")
-    for name, value in settings.items():
-        if name not in SETTINGS_HERE:
-            raise InputError(_no_setting(name))
-        setting = BY_NAME[name]
-        given = list(value) if isinstance(value, tuple) else value
-        values[name] = Given(setting.accept(name, given, setting.kind.read), "argument")
-    configuration = Configuration(values, [], None)
+    configuration = given_here(os.fspath(core), settings)
     server = configuration.server()
-    return InProcess(Runtime.load(configuration.runtime()), server)
-
-
-def _no_setting(name: str) -> str:
-    if name in BY_NAME:
-        return f"{name}: a setting of the HTTP server; `flare.open` listens to nobody, leave it out"
-    from difflib import get_close_matches
-
-    close = get_close_matches(name, SETTINGS_HERE, n=1, cutoff=0.7)
-    return f"{shown(name)}: no setting of `flare.open`" + (f"; is {close[0]} meant?" if close else "")
+    with configuration.naming():
+        return InProcess(Runtime.load(configuration.runtime()), server)

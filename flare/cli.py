@@ -8,8 +8,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn
 
 from flare import __version__
@@ -158,15 +157,6 @@ def warn(lines: Iterable[str]) -> None:
         print(f"flare: warning: {' '.join(line.split())}", file=sys.stderr)
 
 
-@contextmanager
-def naming_the_core(configuration: Configuration, hint: str = "") -> Iterator[None]:
-    """Puts where the core was named before the line that says that none is there, and `hint` behind it."""
-    try:
-        yield
-    except NoCore as error:
-        raise InputError(f"{configuration.place('core')}: {error}{hint}") from None
-
-
 def run_serve(options: argparse.Namespace) -> None:
     laps = Laps.since_process_start()
     configuration = configured(options)
@@ -178,7 +168,7 @@ def run_serve(options: argparse.Namespace) -> None:
     runtime = configuration.runtime()
     from flare.http.startup import serve
 
-    with naming_the_core(configuration):
+    with configuration.naming():
         serve(runtime, settings, laps)
 
 
@@ -193,10 +183,13 @@ def run_chat(options: argparse.Namespace) -> None:
     settings = configuration.runtime()
     from flare.chat_terminal import run
 
-    lone = options.core is not None and options.prompt is None
-    hint = "; a prompt is the second argument: `flare chat CORE PROMPT`" if lone else ""
-    with naming_the_core(configuration, hint):
-        run(settings, options.prompt, asked)
+    with configuration.naming():
+        try:
+            run(settings, options.prompt, asked)
+        except NoCore as error:
+            lone = options.core is not None and options.prompt is None
+            hint = "; a prompt is the second argument: `flare chat CORE PROMPT`" if lone else ""
+            raise NoCore(f"{error}{hint}") from None
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -21,8 +21,20 @@ class InputError(FlareError):
     exit_code = 2
 
 
-class NoCore(InputError):
-    """No directory is at the path of a core. The line begins with the path; who knows where that was given puts it before."""
+class SettingError(InputError):
+    """What the setting of that name asks for cannot be had. The line begins with its value; who knows where that was given
+    puts it before, see `Configuration.naming`."""
+
+    def __init__(self, setting: str, message: str) -> None:
+        super().__init__(message)
+        self.setting = setting
+
+
+class NoCore(SettingError):
+    """No directory is at the path of a core."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__("core", message)
 
 
 class ReplayDead(FlareError):

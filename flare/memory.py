@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from flare.config import MIB, MemorySize
-from flare.errors import InputError
+from flare.errors import SettingError
 
 DEFAULT_SHARE = 0.5
 CGROUP_ROOT = Path("/sys/fs/cgroup")
@@ -46,7 +46,7 @@ def choose_kv_pages(
     """Returns the number of pages of the KV pool.
 
     Never more than `slots` full contexts. By default half of the free memory that is left after `reserved` bytes
-    (weights and work areas); a percentage is a share of the same amount; a size is taken as given. Raises InputError
+    (weights and work areas); a percentage is a share of the same amount; a size is taken as given. Raises SettingError
     when the pool would not hold one page for each of two requests, or when a size does not fit the free memory.
     """
     full = slots * -(-max_context // page_tokens)
@@ -54,17 +54,14 @@ def choose_kv_pages(
     if wanted is not None and wanted.bytes is not None:
         budget = wanted.bytes
         if min(budget, full * page_bytes) > spare:
-            raise InputError(
-                f"--kv-memory {budget // MIB} MiB: {spare // MIB} MiB are free beside the weights; ask for less"
-            )
+            text = f"{budget // MIB} MiB: {spare // MIB} MiB are free beside the weights; ask for less"
+            raise SettingError("kv_memory", text)
     else:
         share = DEFAULT_SHARE if wanted is None or wanted.share is None else wanted.share
         budget = int(spare * share)
     pages = min(full, budget // page_bytes)
     least = min(full, 2)
     if pages < least:
-        raise InputError(
-            f"KV memory: {budget / MIB:.1f} MiB hold {pages} pages of {page_bytes / MIB:.1f} MiB, at least {least} are "
-            "needed; free some memory or give --kv-memory"
-        )
+        text = f"{budget / MIB:.1f} MiB: they hold {pages} pages of {page_bytes / MIB:.1f} MiB, at least {least} are needed"
+        raise SettingError("kv_memory", f"{text}; ask for more or free some memory")
     return pages

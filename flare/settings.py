@@ -241,7 +241,8 @@ class Setting(NamedTuple):
     """One setting. `table` and `name` are its place in a configuration file, `option` its option with the metavariable.
 
     `without` says what holds where neither is a value given nor is there a default. A `secret` is never shown, and is
-    given in a file only: other processes see a process's options, and its children inherit its variables.
+    given in a file only: other processes see a process's options, and its children inherit its variables. What `listens`
+    is of sockets and keys: `flare.open` does not take it.
     """
 
     name: str
@@ -251,6 +252,7 @@ class Setting(NamedTuple):
     option: str = ""
     without: str = ""
     secret: bool = False
+    listens: bool = False
 
     @property
     def key(self) -> str:
@@ -328,9 +330,9 @@ SETTINGS = (
     Setting("max_waiting", "runtime", Whole(1, 65536), "requests that wait for a slot, beyond those that run"),
     Setting("huge_pages", "runtime", Switch(), "copy the weights into huge pages at load", "--huge-pages"),
     Setting("verify", "runtime", Switch(), "hash every byte of the weights at load", "--verify"),
-    Setting("host", "server", Text("an address", HOST_CHARS), "address to listen on", "--host HOST"),
-    Setting("port", "server", Whole(0, 65535), "port; 0 takes a free one", "--port N"),
-    Setting("api_key", "server", Key(), "key that clients must send", without="no key", secret=True),
+    Setting("host", "server", Text("an address", HOST_CHARS), "address to listen on", "--host HOST", listens=True),
+    Setting("port", "server", Whole(0, 65535), "port; 0 takes a free one", "--port N", listens=True),
+    Setting("api_key", "server", Key(), "key that clients must send", without="no key", secret=True, listens=True),
     Setting(
         "api_key_file",
         "server",
@@ -338,6 +340,7 @@ SETTINGS = (
         "file with the key that clients must send; goes before api_key, an empty file asks for none",
         "--api-key-file FILE",
         "no key",
+        listens=True,
     ),
     Setting(
         "aliases",
@@ -364,13 +367,31 @@ SETTINGS = (
     Setting(
         "max_requests", "server", Whole(1, 65536), "choices that are in the server: waiting, running or not yet read"
     ),
-    Setting("max_connections", "server", Whole(1, 65536), "open connections"),
+    Setting("max_connections", "server", Whole(1, 65536), "open connections", listens=True),
     Setting("frontend_threads", "server", Whole(1, 64), "threads that decode, render and tokenize requests"),
-    Setting("body_silence_s", "server", Seconds(0.1, 3600), "how long a body may pause"),
-    Setting("body_total_s", "server", Seconds(0.1, 86400), "how long a body may take as a whole"),
-    Setting("keepalive_comment_s", "server", Seconds(0.1, 3600), "silence of a stream before a comment line is sent"),
-    Setting("keepalive_s", "server", Seconds(0.1, 86400), "how long a connection is kept open without a request"),
-    Setting("shutdown_s", "server", Seconds(0.1, 3600), "how long the last bytes may take when the server stops"),
+    Setting("body_silence_s", "server", Seconds(0.1, 3600), "how long a body may pause", listens=True),
+    Setting("body_total_s", "server", Seconds(0.1, 86400), "how long a body may take as a whole", listens=True),
+    Setting(
+        "keepalive_comment_s",
+        "server",
+        Seconds(0.1, 3600),
+        "silence of a stream before a comment line is sent",
+        listens=True,
+    ),
+    Setting(
+        "keepalive_s",
+        "server",
+        Seconds(0.1, 86400),
+        "how long a connection is kept open without a request",
+        listens=True,
+    ),
+    Setting(
+        "shutdown_s",
+        "server",
+        Seconds(0.1, 3600),
+        "how long the last bytes may take when the server stops",
+        listens=True,
+    ),
 )
 BY_NAME = {setting.name: setting for setting in SETTINGS}
 TABLES = ("runtime", "server")

@@ -1,11 +1,13 @@
-"""Where settings come from: their defaults, a configuration file, the environment, the options; later ones win."""
+"""Where settings come from: their defaults, a configuration file, the environment, the options; later ones win. Or the
+arguments of `flare.open` alone."""
 
 from __future__ import annotations
 
 import os
 import re
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +21,7 @@ from flare.config import (
     read_api_key,
     usable_cpus,
 )
-from flare.errors import InputError
+from flare.errors import InputError, SettingError
 from flare.settings import BY_NAME, PATH_CHARS, SETTINGS, TABLES, Setting, checked_text, seen, toml_value
 
 PREFIX = "FLARE_"
@@ -34,7 +36,7 @@ suites have theirs."""
 
 
 class Given(NamedTuple):
-    """A value and its source: "default", "file", the name of a variable, or an option."""
+    """A value and its source: "default", "file", the name of a variable, an option, or "argument"."""
 
     value: Any
     source: str
@@ -52,11 +54,22 @@ class Configuration:
         return self.values[name].value
 
     def place(self, name: str) -> str:
-        """Returns where a setting's value was given, as errors name it: file and key, variable, option, or just its name."""
+        """Returns where a setting's value was given, as errors name it: file and key, variable, option, or just its name.
+
+        Of a default it is the option by which another value would be given.
+        """
         setting, source = BY_NAME[name], self.values[name].source
         if source == "file":
             return f"{self._file}: {setting.key}"
-        return source if source in (setting.variable, setting.flag) else name
+        return {"argument": name, "default": setting.flag or name}.get(source, source)
+
+    @contextmanager
+    def naming(self) -> Iterator[None]:
+        """Puts the place of a setting before the line that says that what it asks for cannot be had."""
+        try:
+            yield
+        except SettingError as error:
+            raise InputError(f"{self.place(error.setting)}: {error}") from None
 
     def runtime(self) -> RuntimeSettings:
         """Returns how the core is loaded. Raises InputError when no core is named."""
@@ -127,6 +140,11 @@ class Configuration:
         return f"{setting.name} = {toml_value(value)}  # {source}"
 
 
+def defaults(source: str) -> dict[str, Given]:
+    values = {setting.name: Given(setting.default, source) for setting in SETTINGS}
+    return values | {"threads": Given(usable_cpus(), source)}
+
+
 def configure(
     options: Mapping[str, object], environment: Mapping[str, str] = os.environ, *, config: str | None = None
 ) -> Configuration:
@@ -136,8 +154,7 @@ def configure(
     the file; without it, the variable FLARE_CONFIG may. Raises InputError naming the place of a bad value, and for keys of
     the file that are no settings.
     """
-    values = {setting.name: Given(setting.default, "default") for setting in SETTINGS}
-    values["threads"] = Given(usable_cpus(), "default")
+    values = defaults("default")
     source = "--config" if config is not None else CONFIG_VARIABLE
     name = config if config is not None else environment.get(CONFIG_VARIABLE) or None
     file = None
@@ -151,6 +168,28 @@ def configure(
         read = setting.kind.parse if isinstance(value, str) else setting.kind.read
         values[option] = Given(setting.accept(setting.flag, value, read), setting.flag)
     return Configuration(values, warnings, file)
+
+
+def given_here(core: str, settings: Mapping[str, object]) -> Configuration:
+    """Returns the configuration of `flare.open`: neither a file nor the environment is read.
+
+    Raises InputError naming the argument, for a bad value and for one that is no setting or of no use within a process.
+    """
+    values = defaults("argument")
+    here = [setting.name for setting in SETTINGS if not setting.listens and setting.name != "core"]
+    for name, value in {"core": core, **settings}.items():
+        setting = BY_NAME.get(name)
+        if setting is None:
+            from difflib import get_close_matches
+
+            close = get_close_matches(name, here, n=1, cutoff=0.7)
+            hint = f"; is {close[0]} meant?" if close else ""
+            raise InputError(f"{seen(name)[1:-1]}: no setting of `flare.open`{hint}")
+        if setting.listens:
+            raise InputError(f"{name}: a setting of the HTTP server; `flare.open` listens to nobody, leave it out")
+        given = list(value) if isinstance(value, tuple) else value
+        values[name] = Given(setting.accept(name, given, setting.kind.read), "argument")
+    return Configuration(values, [], None)
 
 
 def config_path(name: str, source: str) -> Path:

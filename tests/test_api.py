@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,12 +13,12 @@ from typing import Any
 import pytest
 
 import flare
-from flare.api import SETTINGS_HERE, Event, EventReply, InProcess, parse_events
+from flare.api import Event, EventReply, InProcess, parse_events
 from flare.config import RuntimeSettings, ServerSettings
 from flare.errors import FlareError, InputError
 from flare.runtime import Runtime
 from flare.service.exchange import Reply
-from flare.settings import BY_NAME
+from flare.settings import SETTINGS
 from tests.support.in_process import Local, stream
 from tests.support.live_server import LiveServer, reply
 from tests.support.scripted_server import make_runtime
@@ -247,9 +248,19 @@ def test_a_core_that_is_none(tmp_path: Path) -> None:
 
 
 def test_the_settings_here_are_all_that_do_not_speak_of_sockets() -> None:
-    """Each is a setting of the program, and every one of the runtime's is among them but the core itself."""
-    assert set(SETTINGS_HERE) <= set(BY_NAME)
-    assert set(RuntimeSettings.__slots__) - {"core"} <= set(SETTINGS_HERE)
+    """They are those that the documentation lists, and all of the runtime's are among them."""
+    here = {setting.name for setting in SETTINGS if not setting.listens and setting.name != "core"}
+    text = (Path(__file__).parent.parent / "docs" / "api.md").read_text()
+    listed = text.partition("`flare.open(core, **settings)` takes ")[2].partition(", as a configuration")[0]
+    assert set(re.findall(r"`(\w+)`", listed)) == here >= set(RuntimeSettings.__slots__) - {"core"}
+
+
+def test_what_cannot_be_had_is_named_by_its_argument(tiny_core: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLARE_KV_MEMORY", "1GiB")
+    with pytest.raises(InputError, match=r"^kv_memory: 0\.0 MiB: they hold 0 pages"):
+        flare.open(tiny_core, kv_memory="1KB")
+    with pytest.raises(InputError, match="^core: no/core: no such core directory"):
+        flare.open("no/core")
 
 
 def test_imports_are_few() -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from flare.cli import configured, make_parser
 from flare.config import MIB, MemorySize, RuntimeSettings, parse_memory_size, read_api_key, usable_cpus
-from flare.errors import InputError
+from flare.errors import InputError, SettingError
 from flare.http import startup
 from flare.report import Laps, process_age, start_report
 
@@ -85,9 +85,9 @@ def test_serving_imports_nothing_heavy() -> None:
         (("serve", "x", "--kv-memory", "2 parsecs"), "2 parsecs"),
         (("serve", "x", "--api-key-file", "no/such/file"), "no/such/file"),
         (("serve", "x", "--config", "no/such/file"), "no/such/file: cannot be read"),
-        (("serve", "x", "--host", "no.such.host.invalid"), "no.such.host.invalid"),
-        (("serve", "x", "--host", "a" * 64), "aaa: not a name or an address"),
-        (("serve", "x", "--host", "192.0.2.1"), "192.0.2.1 port 8000"),
+        (("serve", "x", "--host", "no.such.host.invalid"), "--host: no.such.host.invalid: not a name or an address"),
+        (("serve", "x", "--host", "a" * 64), "aaa: not a name or an address; choose another"),
+        (("serve", "x", "--host", "192.0.2.1"), "--host: 192.0.2.1: cannot listen there (Cannot assign requested addr"),
         (("serve", ""), "CORE: '' is not a path"),
         (("serve", "no/such/core", "--port", "0"), "flare: CORE: no/such/core: no such core directory"),
         (("chat", "no/such/core", "hello"), "flare: CORE: no/such/core: no such core directory"),
@@ -106,6 +106,22 @@ def test_a_core_that_is_not_there_is_named_with_its_place(tmp_path: Path) -> Non
     file.write_text('[runtime]\ncore = "no/core"')
     line = failed(flare("chat", "--config", str(file), input="hello"), 2)
     assert line.startswith(f"flare: {file}: [runtime] core: {tmp_path}/no/core: no such core directory")
+
+
+def test_what_a_setting_asks_for_and_cannot_have_is_named_with_its_place(tiny_core: Path, tmp_path: Path) -> None:
+    little = os.environ | {"FLARE_CORE": str(tiny_core), "FLARE_KV_MEMORY": "1KB"}
+    for command in (["serve", "--port", "0"], ["chat", str(tiny_core), "hello"]):
+        line = failed(flare(*command, env=little, stdin=subprocess.DEVNULL), 2)
+        assert line.startswith("flare: FLARE_KV_MEMORY: 0.0 MiB: they hold 0 pages of "), line
+    file = tmp_path / "flare.toml"
+    with startup.bind("127.0.0.1", 0) as sock:
+        sock.listen()
+        port = sock.getsockname()[1]
+        file.write_text(f"[server]\nport = {port}")
+        for place, given in ((f"{file}: [server] port", ["--config", str(file)]), ("--port", ["--port", str(port)])):
+            line = failed(flare("serve", "x", *given), 2)
+            text = f"{port}: cannot listen on it at 127.0.0.1 (Address already in use); choose another"
+            assert line == f"flare: {place}: {text}\n"
 
 
 def test_a_prompt_in_the_place_of_the_core_is_told_where_it_belongs() -> None:
@@ -137,7 +153,7 @@ def test_a_taken_port_is_noticed_before_the_core_is_touched() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         line = failed(flare("serve", "no/such/core", "--port", str(port)), 2)
-    assert f"port {port}" in line and "in use" in line
+    assert line.startswith(f"flare: --port: {port}: cannot listen on it at 127.0.0.1 (Address already in use)")
 
 
 def test_of_two_servers_that_start_together_one_does_not_load() -> None:
@@ -146,7 +162,7 @@ def test_of_two_servers_that_start_together_one_does_not_load() -> None:
     with sock:
         startup.reserve(sock, True)
         port = sock.getsockname()[1]
-        with pytest.raises(InputError, match=f"127.0.0.1 port {port}: .*in use"):
+        with pytest.raises(InputError, match=f"^{port}: cannot listen on it at 127.0.0.1 .*in use"):
             startup.bind("127.0.0.1", port)
 
 
@@ -169,7 +185,7 @@ def test_a_port_that_takes_privileges(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(startup.socket, "socket", type("Socket", (socket.socket,), {"bind": refuse}))
     with pytest.raises(
-        InputError, match="cannot listen on 127.0.0.1 port 80: Permission denied; choose another --port"
+        SettingError, match=re.escape("80: cannot listen on it at 127.0.0.1 (Permission denied); choose another")
     ):
         startup.bind("127.0.0.1", 80)
 

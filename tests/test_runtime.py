@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from pathlib import Path
 from queue import SimpleQueue
 from types import SimpleNamespace
@@ -30,7 +31,7 @@ from flare.conversation import (
     Tools,
 )
 from flare.core.manifest import Limits, Model, Sampling, Template, Tokens
-from flare.errors import InputError, RequestError
+from flare.errors import RequestError, SettingError
 from flare.memory import choose_kv_pages, free_memory
 from flare.output import OutputSyntax
 from flare.prompting import CALL_A_TOOL, template_messages
@@ -129,9 +130,10 @@ def choose(wanted: MemorySize | None, free: int) -> int:
     [(None, 20 * MIB), (None, 0), (MemorySize(bytes=MIB), 60 * MIB), (MemorySize(bytes=25 * MIB), 40 * MIB)],
 )
 def test_too_little_memory_is_one_line(wanted: MemorySize | None, free: int) -> None:
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(SettingError) as caught:
         choose(wanted, free)
-    assert "--kv-memory" in str(caught.value) and "\n" not in str(caught.value)
+    assert caught.value.setting == "kv_memory" and re.match("[0-9.]+ MiB: ", str(caught.value))
+    assert "\n" not in str(caught.value)
 
 
 def test_where_system_text_may_stand() -> None:

@@ -9,7 +9,7 @@ from aiohttp import web
 
 from flare.errors import RequestError
 from flare.http.codings import CODINGS
-from flare.protocols.decoding import shown
+from flare.protocols.refusals import shown
 from flare.service.admission import Share, too_large
 from flare.service.errors import Refusal
 

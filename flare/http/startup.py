@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from flare.config import RuntimeSettings, ServerSettings
-from flare.errors import InputError
+from flare.errors import SettingError
 from flare.report import Laps, start_report
 
 if TYPE_CHECKING:
@@ -28,11 +28,11 @@ LOOPBACKS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Returns a bound socket that does not listen yet. Raises InputError naming the address when it cannot be had."""
+    """Returns a bound socket that does not listen yet. Raises SettingError naming the address when it cannot be had."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError):  # the latter for what cannot be a name, such as a label of 64 letters
-        raise InputError(f"host {host}: not a name or an address; choose another --host") from None
+        raise SettingError("host", f"{host}: not a name or an address; choose another") from None
     family, kind, protocol, _, address = found[0]
     sock = socket.socket(family, kind, protocol)
     try:
@@ -40,9 +40,15 @@ def bind(host: str, port: int) -> socket.socket:
         sock.bind(address)
     except OSError as error:
         sock.close()
-        other = "--host" if error.errno == errno.EADDRNOTAVAIL else "--port"
-        raise InputError(f"cannot listen on {host} port {port}: {error.strerror}; choose another {other}") from None
+        raise taken(host, port, error) from None
     return sock
+
+
+def taken(host: str, port: int, error: OSError) -> SettingError:
+    """The complaint about an address that cannot be had, though it is one."""
+    if error.errno == errno.EADDRNOTAVAIL:
+        return SettingError("host", f"{host}: cannot listen there ({error.strerror}); choose another")
+    return SettingError("port", f"{port}: cannot listen on it at {host} ({error.strerror}); choose another")
 
 
 def reserve(sock: socket.socket, reserved: bool) -> None:
@@ -184,7 +190,7 @@ async def _run(server: Server, sock: socket.socket, laps: Laps, beside: Laps) ->
     try:
         await server.start(sock)
     except OSError as error:
-        raise InputError(f"cannot listen on {host} port {port}: {error.strerror}; choose another --port") from None
+        raise taken(host, port, error) from None
     laps.mark("listen")
     if open_to_others(host) and not server.settings.api_key:
         text = f"whoever reaches {bracketed(host)} port {port} may use the model: there is no key; give --api-key-file"

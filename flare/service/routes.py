@@ -16,11 +16,11 @@ from flare.protocols import metrics as reports
 from flare.protocols import ollama
 from flare.protocols.chat import ChatCompletions
 from flare.protocols.completions import Completions
-from flare.protocols.decoding import shown
 from flare.protocols.encoding import error_object
 from flare.protocols.endpoint import GenerationEndpoint, encode_json
 from flare.protocols.messages import CountTokens, Messages
 from flare.protocols.models import find_model, model_info, model_list
+from flare.protocols.refusals import shown
 from flare.protocols.responses import Responses
 from flare.runtime import Runtime
 from flare.service.errors import Envelope, Refusal, error_reply, failure, ollama_error

@@ -91,7 +91,10 @@ def test_items_become_messages_in_order() -> None:
         ({"type": "item_reference", "id": "x"}, "input[0].type"),
         ({"type": "reasoning", "summary": [], "encrypted_content": "opaque"}, "input[0].encrypted_content"),
         ({"type": "reasoning", "summary": [{"type": "input_image"}]}, "input[0].summary[0].type"),
-        ({"type": "reasoning", "summary": [{}], "content": [{"type": "text", "text": "x"}]}, "input[0].summary[0].type"),
+        (
+            {"type": "reasoning", "summary": [{}], "content": [{"type": "text", "text": "x"}]},
+            "input[0].summary[0].type",
+        ),
         ({"type": "", "role": "user", "content": "x"}, "input[0].type"),
         ({"type": "reasoning", "content": [{"type": "reasoning_text"}]}, "input[0].content[0].text"),
         ({"role": "user", "content": [{"text": "x"}]}, "input[0].content[0].type"),
