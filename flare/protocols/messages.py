@@ -66,7 +66,7 @@ class CountTokens:
     path = "/v1/messages/count_tokens"
 
     def count(self, body: bytes | bytearray, model: ServedModel) -> GenerationRequest:
-        """Returns a request to be prepared, not submitted: without a limit to reach, a prompt of any length is counted.
+        """Returns the request whose prompt is to be counted; it may be longer than the context, since nothing answers it.
 
         Raises RequestError as for the message itself.
         """

@@ -244,7 +244,7 @@ def json_object(reading: Reading) -> dict[str, Any]:
 def status(reading: Reading, *, closing: bool) -> dict[str, Any]:
     """Returns what `GET /v1/flare/status` answers: counts and bounds, nothing of any request's content."""
     engine, load, model = reading.engine, reading.load, reading.model
-    state = "failed" if not engine.healthy else "stopping" if closing else "ok"
+    state = "stopping" if closing else "ok" if engine.healthy else "failed"  # in the order of Generator.check_ready
     return {
         "status": state,
         "version": __version__,

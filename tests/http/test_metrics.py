@@ -198,6 +198,9 @@ def test_a_dead_model_is_reported(server: LiveServer) -> None:
     assert (status, json.loads(body)["error"]["type"]) == (503, "server_error")
     assert text(server)["flare_healthy"] == 0
     assert json.loads(server.request("GET", "/v1/flare/status")[2])["status"] == "failed"
+    server.server.generator.closing = True
+    assert "shutting down" in json.loads(server.request("GET", "/health")[2])["error"]["message"]
+    assert json.loads(server.request("GET", "/v1/flare/status")[2])["status"] == "stopping", "one answer of both"
 
 
 def test_status_and_model_info(server: LiveServer) -> None:
