@@ -15,6 +15,7 @@ from flare.http.auth import check_key
 from flare.http.bodies import check_media_type, content_coding, read_body
 from flare.http.codings import CODINGS, decompress
 from flare.http.errors import SERVER, http_response, not_http
+from flare.http.rebinding import check_host
 from flare.http.sse import HEADERS, Keeper
 from flare.protocols.versions import check_version
 from flare.runtime import Runtime
@@ -70,6 +71,7 @@ class Exchange:
         check_key(self._request, self._app.key)
 
     def check_head(self) -> None:
+        check_host(self._request, self._app.settings.host)
         check_version(self.path, self._request.headers.getall("anthropic-version", []))
         check_media_type(self._request)
 

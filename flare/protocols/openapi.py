@@ -18,10 +18,11 @@ INFO = (
     "`model` says. Fields that are not described are refused. GET routes also take HEAD."
 )
 READ_STATUSES = (401,)
-BODY_STATUSES = (400, 401, 413, 415, 429, 500, 503)
+BODY_STATUSES = (400, 401, 403, 413, 415, 429, 500, 503)
 STATUSES = {
     400: "The request is malformed, not served, or does not fit the context.",
     401: "The serving key is missing or wrong.",
+    403: "A web page asks under a name that is none of this machine's.",
     404: "There is no model of this name.",
     413: "The body is larger than the limit, as sent or as decoded.",
     415: "The content type or coding is not served.",
@@ -158,7 +159,7 @@ ROUTES = (
         "Describe the loaded model as Ollama does",
         "OllamaModel",
         body=SHOW.full("ShowRequest"),
-        statuses=(400, 401, 404, 413, 415, 429),
+        statuses=(400, 401, 403, 404, 413, 415, 429),
         error="OllamaError",
     ),
 )

@@ -32,6 +32,7 @@ OPEN = ("/health", "/metrics")
 TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
+    403: "permission_error",
     404: "invalid_request_error",
     405: "invalid_request_error",
     413: "request_too_large",
@@ -358,6 +359,45 @@ def test_a_web_page_cannot_use_a_route_unasked(server: LiveServer, path: str, me
     assert raw(server, f"{head}Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n{body}") in (
         (200,) if media is None else (400, 415)
     )
+
+
+@pytest.mark.parametrize(
+    ("host", "origin", "status"),
+    [
+        ("evil.example:PORT", "http://evil.example:PORT", 403),
+        ("evil.example:PORT", "null", 403),
+        ("EVIL.example.:PORT", "http://evil.example:PORT", 403),
+        ("localhost.evil.example:PORT", "http://localhost.evil.example:PORT", 403),
+        ("127.0.0.1.evil.example:PORT", "http://127.0.0.1.evil.example:PORT", 403),
+        ("evil.example:PORT", None, 200),  # no browser
+        ("chat.example", "https://chat.example", 200),  # a proxy that keeps its site's name
+        ("chat.example:443", "https://chat.example", 200),
+        ("localhost:PORT", "http://localhost:PORT", 200),
+        ("LocalHost.:PORT", "app://editor", 200),
+        ("flare.localhost:PORT", "http://flare.localhost:PORT", 200),
+        ("127.0.0.1:PORT", "https://page.example", 200),
+        ("192.168.1.5:PORT", "http://192.168.1.5:PORT", 200),  # a forwarded port
+        ("[::1]:PORT", "http://[::1]:PORT", 200),
+        ("[::1]", "http://[::1]", 200),
+        ("evil.example:", "http://evil.example", 200),  # no browser writes it so
+    ],
+)
+def test_a_page_that_took_this_machines_address_is_refused(
+    server: LiveServer, host: str, origin: str | None, status: int
+) -> None:
+    """A name server may answer with any address for the page's own name; the browser then asks nobody."""
+    host, body = host.replace("PORT", str(server.port)), json.dumps(GOOD["/v1/completions"])
+    lines = f"Origin: {origin.replace('PORT', str(server.port))}\r\n" if origin else ""
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {KEY}\r\nConnection: close\r\n"
+    rest = f"{lines}Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n{body}"
+    assert raw(server, head + rest) == status
+
+
+def test_every_route_refuses_such_a_page(server: LiveServer) -> None:
+    for path, good in GOOD.items():
+        page = headers_for(path, Origin="http://evil.example", Host=f"evil.example:{server.port}")
+        told = check_shape(path, server.request("POST", path, good, page), 403)
+        assert told.startswith(f"Host: evil.example:{server.port} is not this machine; ask localhost or 127.0.0.1")
 
 
 @pytest.mark.parametrize(
