@@ -67,13 +67,6 @@ class Graph:
         """The root values of one kind, by id."""
         return (value for value in self.values if value.kind == kind and value.alias_of is None)
 
-    def by_name(self, name: str) -> Value:
-        """The root value called `name`. Raises KeyError if there is none."""
-        for value in self.values:
-            if value.name == name and value.alias_of is None:
-                return value
-        raise KeyError(name)
-
     def consumers(self, id: int) -> list[Node]:
         """The nodes that read the memory of `id`, under any alias, in order."""
         root = self.root(id).id

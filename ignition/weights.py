@@ -58,10 +58,6 @@ class Stored:
             self.spec.shape
         )
 
-    def lossless(self) -> bool:
-        """Whether every value of the checkpoint is kept exactly."""
-        return self.format == VECTOR or all(is_lossless(tensor.encoding, self.format) for tensor in self.tensors)
-
 
 def _joined(tensors: tuple[LazyTensor, ...], format: str) -> np.ndarray:
     if format in ("q8", "q4"):

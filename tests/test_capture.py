@@ -68,7 +68,7 @@ def test_a_graph_reads_as_a_listing() -> None:
 def test_views_are_aliases_and_updates_stay_in_place() -> None:
     graph = capture(recipe_of(small_step), None)
     write = next(node for node in graph.nodes if node.op == "kv_write")
-    assert write.outputs == () and write.mutates == (graph.by_name("kv").id,)
+    assert write.outputs == () and write.mutates == (next(value for value in graph.values if value.name == "kv").id,)
     key = graph.values[write.inputs[1]]
     assert key.shape == ("T", 1, 4) and graph.root(key.id).shape == ("T", 4)
     assert [node.op for node in graph.consumers(key.id)] == ["kv_write", "attention"]

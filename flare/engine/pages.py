@@ -14,7 +14,7 @@ class PagePool:
     """Pages 0 to total-1, each free or held by one or more holders. Every operation is O(1).
 
     A page with one holder may be written by it. A page with several is read-only for all: who must write there takes a
-    fresh page, copies the contents and releases the shared one (copy on write; `writable` is the decision).
+    fresh page, copies the contents and releases the shared one (copy on write).
     The page released last is given out first, so equal histories of calls give equal pages.
     """
 
@@ -61,10 +61,6 @@ class PagePool:
     def holders(self, page: int) -> int:
         """How many hold the page."""
         return self._holders[page]
-
-    def writable(self, page: int) -> bool:
-        """Whether its holder may write there: it is the only one."""
-        return self._holders[page] == 1
 
     def check_integrity(self, held: Iterable[Sequence[int]] = ()) -> None:
         """Compares the pool with the page lists of all its holders: no page lost, none both free and held, every count

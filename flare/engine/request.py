@@ -94,11 +94,6 @@ class Request:
         """From a slot to the first token; 0.0 without a token."""
         return self.first_token_at - self.admitted_at if self.first_token_at else 0.0
 
-    @property
-    def decode_seconds(self) -> float:
-        """From the first token to the end; 0.0 without a token."""
-        return self.finished_at - self.first_token_at if self.first_token_at else 0.0
-
 
 @dataclass(slots=True, eq=False)
 class Delivery:

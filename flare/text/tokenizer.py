@@ -234,11 +234,6 @@ class Tokenizer:
             known = self._bytes[token_id] = self._find_bytes(token_id)
         return known
 
-    def all_token_bytes(self) -> list[bytes]:
-        """`token_bytes` of every id from 0 to the largest one."""
-        last = max(self._base.get_vocab(with_added_tokens=True).values(), default=-1)
-        return [self.token_bytes(i) for i in range(last + 1)]
-
     def text_table(self, hidden: frozenset[int]) -> dict[int, str]:
         """The detokenizers' shared table of tokens that are whole characters, filled by them as tokens turn up.
 

@@ -137,3 +137,8 @@ ALL = {
 def wrapped(kind: str) -> Wrapped:
     """Our tokenizer over the sample `kind`; immutable, so one will do for all tests."""
     return Wrapped(ALL[kind]())
+
+
+def token_table(tokenizer: Wrapped) -> list[bytes]:
+    """The bytes of every token, by its id."""
+    return [tokenizer.token_bytes(id) for id in range(tokenizer.vocab_size)]

@@ -20,7 +20,7 @@ FFFD = "\ufffd"
 
 @cache
 def token_of(tokenizer: Tokenizer, data: bytes) -> int:
-    return tokenizer.all_token_bytes().index(data)
+    return samples.token_table(tokenizer).index(data)
 
 
 @cache
@@ -137,7 +137,7 @@ def test_a_space_that_encoding_would_add_is_dropped_once(kind: str, previous: st
     tokenizer = samples.wrapped(kind)
     before = None if previous is None else tokenizer.encode("<s>" if previous == "<s>" else "lazy", special=True)[-1]
     detokenizer = Detokenizer(tokenizer, previous=before)
-    space = next(i for i, data in enumerate(tokenizer.all_token_bytes()) if data == b" ")
+    space = next(i for i, data in enumerate(samples.token_table(tokenizer)) if data == b" ")
     rest = [token_of(tokenizer, data) for data in (b"f", b"o", b"x")]
     assert "".join(detokenizer.push(i) for i in [space, *rest]) == expected
     assert detokenizer.push(space) == " "
