@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from flare.http import rebinding
 from flare.http.codings import CODINGS
 from flare.protocols.versions import API_VERSIONS
 from tests.support.live_server import LiveServer, reply
@@ -391,6 +392,18 @@ def test_a_page_that_took_this_machines_address_is_refused(
     head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {KEY}\r\nConnection: close\r\n"
     rest = f"{lines}Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n{body}"
     assert raw(server, head + rest) == status
+
+
+def test_names_that_the_server_was_given_and_other_addresses_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    with LiveServer(script=lambda prompt, choice: reply("ok"), settings={"host": "Models.test"}) as server:
+
+        def post(name: str) -> int:
+            page = {"Host": f"{name}:{server.port}", "Origin": f"http://{name}:{server.port}"}
+            return server.request("POST", "/v1/completions", GOOD["/v1/completions"], page)[0]
+
+        assert (post("models.test"), post("other.test")) == (200, 403)
+        monkeypatch.setattr(rebinding, "open_to_others", lambda address: address == "127.0.0.1")
+        assert post("other.test") == 200
 
 
 def test_every_route_refuses_such_a_page(server: LiveServer) -> None:
