@@ -33,8 +33,8 @@ class ChatRequest(shared.CommonFields, kw_only=True):
     """The body of a Chat Completions request."""
 
     messages: Annotated[list[ChatMessage], Meta(min_length=1)]
-    max_tokens: shared.Limit | None = None
-    max_completion_tokens: shared.Limit | None = None
+    max_tokens: shared.PositiveTokens | None = None
+    max_completion_tokens: shared.PositiveTokens | None = None
     tools: list[OfferedTool] | None = None
     tool_choice: str | ToolChoice | None = None
     parallel_tool_calls: bool | None = None

@@ -15,7 +15,7 @@ from flare.protocols.endpoint import Decoded
 from flare.protocols.refusals import unsupported
 
 TokenCount = Annotated[int, Meta(ge=0, le=2**31 - 1)]
-Limit = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+PositiveTokens = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Int32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 

@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from flare.errors import RequestError
 from flare.protocols.decoding import decode_body
-from flare.protocols.fields import Limit, SamplingFields
+from flare.protocols.fields import PositiveTokens, SamplingFields
 from flare.protocols.refusals import foreign_type, shown
 
 T = TypeVar("T")
@@ -133,7 +133,7 @@ class CountRequest(SamplingFields, kw_only=True):
     thinking: ThinkingConfig | None = None
     output_config: OutputConfig | None = None
     context_management: ContextManagement | None = None
-    max_tokens: Limit | None = None
+    max_tokens: PositiveTokens | None = None
     stop_sequences: list[str] | None = None
     stream: bool | None = None
     cache_control: CacheControl | None = None
@@ -167,7 +167,7 @@ class CountRequest(SamplingFields, kw_only=True):
 class MessagesRequest(CountRequest, kw_only=True):
     """The body of a Messages request."""
 
-    max_tokens: Limit
+    max_tokens: PositiveTokens
 
 
 INERT: Mapping[str, str] = {

@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from flare.errors import RequestError
 from flare.protocols.decoding import invalid_field
-from flare.protocols.fields import Limit, SamplingFields, StreamOptions
+from flare.protocols.fields import PositiveTokens, SamplingFields, StreamOptions
 
 T = TypeVar("T")
 
@@ -52,7 +52,7 @@ class ResponsesRequest(SamplingFields, kw_only=True):
     model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    max_output_tokens: Limit | None = None
+    max_output_tokens: PositiveTokens | None = None
     stop: str | list[str] | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
