@@ -9,6 +9,7 @@ import argparse
 import os
 import sys
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any, NoReturn
 
 from flare import __version__
@@ -180,7 +181,7 @@ def run_chat(options: argparse.Namespace) -> None:
         for setting in ASKED
         if (value := getattr(options, setting.name)) is not None
     }
-    settings = configuration.runtime()
+    settings = replace(configuration.runtime(), thinking_token_budget=None)  # of requests to the server
     from flare.chat_terminal import run
 
     with configuration.naming():

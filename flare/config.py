@@ -42,7 +42,8 @@ class RuntimeSettings:
     """How a core is loaded: `threads` counts kernel threads, `max_tokens` caps the tokens of one answer, `max_waiting`
     the requests that wait for a slot.
 
-    `strict_tools`: a function schema with `strict: true` is refused, or taken as one without.
+    `strict_tools`: a function schema with `strict: true` is refused, or taken as one without. `thinking_token_budget` caps
+    the tokens of reasoning of conversations that name no budget.
     """
 
     core: str
@@ -54,6 +55,7 @@ class RuntimeSettings:
     max_tokens: int | None = None
     max_waiting: int = 1024
     strict_tools: Literal["refuse", "relax"] = "refuse"
+    thinking_token_budget: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -113,6 +113,14 @@ class Thinking(msgspec.Struct, frozen=True):
     nearest: bool = False
 
 
+class ThinkingBudget(msgspec.Struct, frozen=True):
+    """How many tokens of reasoning a reply may begin with, at least 1, before it has to close it. A `hint` has no effect where
+    the model's reasoning cannot be closed; any other is refused there."""
+
+    tokens: int
+    hint: bool = False
+
+
 class Boundary(msgspec.Struct, frozen=True):
     """A place that the client expects to be a prefix of later requests: `characters` into the text of a message."""
 
@@ -154,8 +162,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that generation needs to know.
 
     Choices are numbered prompt by prompt: choice = prompt index * n + index. `max_tokens` counts generated tokens;
-    `max_tokens_field` and `prompt_field` are the client's names for them, for error texts. `observe` asks for `Observed`
-    events.
+    `max_tokens_field` and `prompt_field` are the client's names for them, for error texts. `budget` is of conversations.
+    `observe` asks for `Observed` events.
     """
 
     prompts: list[Conversation] | list[RawPrompt]
@@ -167,6 +175,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     stop: tuple[str, ...] = ()
     stop_token_ids: frozenset[int] = frozenset()
     ignore_eos: bool = False
+    budget: ThinkingBudget | None = None
     observe: bool = False
 
 

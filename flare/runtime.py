@@ -11,6 +11,7 @@ import secrets
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,7 @@ from flare.report import Laps
 from flare.served import ServedModel
 from flare.tables import check_defaults, check_facts, checked_ranges
 from flare.thinking import NO_THINKING, opens_reasoning, template_variables
+from flare.thinking_budget import check_default, closing, tokens_to_close_after
 
 if TYPE_CHECKING:
     from flare.core.directory import Core
@@ -43,7 +45,7 @@ _log = logging.getLogger("flare.runtime")
 class Prepared:
     """A request in tokens. `prompts` has one entry a prompt; every one of its n choices shares the list.
 
-    `opens_reasoning`: the conversation's prompt ends within reasoning.
+    `opens_reasoning`: the conversation's prompt ends within reasoning, which is closed behind `close_after` tokens.
     """
 
     request: GenerationRequest
@@ -52,6 +54,7 @@ class Prepared:
     sampling: Any
     stop_tokens: frozenset[int]
     opens_reasoning: bool = False
+    close_after: int | None = None
 
     @property
     def prompt_tokens(self) -> int:
@@ -164,7 +167,8 @@ class Runtime:
             and not first.continue_final
             and opens_reasoning(first.thinking, model.thinking, otherwise=model.opens_reasoning)
         )
-        return Prepared(request, prompts, limits, SamplingParams(**values, seed=seed), stop_tokens, within)
+        close_after = tokens_to_close_after(request.budget, model.output, opens_reasoning=within)
+        return Prepared(request, prompts, limits, SamplingParams(**values, seed=seed), stop_tokens, within, close_after)
 
     def count_tokens(self, request: GenerationRequest) -> int:
         """Returns how many tokens the prompts have, of any length. Raises RequestError as `prepare` does for all else."""
@@ -259,18 +263,22 @@ class Runtime:
             place = index // request.n
             prompt, limit = prepared.prompts[place], prepared.limits[place]
             child = Request(next(self._ids), prompt, limit, prepared.sampling, index, prepared.stop_tokens)
-            decoder = Detokenizer(self.tokenizer, previous=prompt[-1], hidden=hidden)
+            decoder = partial(Detokenizer, self.tokenizer, previous=prompt[-1], hidden=hidden)
             stops = StopMatcher(request.stop) if request.stop else None
             output = None
             if isinstance(conversation := request.prompts[place], Conversation):
-                output = make_output(
+                machine = partial(
+                    make_output,
                     self.model.output,
                     conversation.tools,
                     opens_reasoning=prepared.opens_reasoning,
                     call_prefix=f"call_{secrets.token_hex(12)}",
                     continues=conversation.continue_final,
                 )
-            child.sink = answer.add(index, child, decoder, stops, output, user_stops)
+                output = machine()
+                if prepared.close_after is not None:
+                    child.forced = closing(prepared.close_after, self.model.output, decoder, machine)
+            child.sink = answer.add(index, child, decoder(), stops, output, user_stops)
             unsent.append(child)
         try:
             self.engine.submit(*(child for child in unsent if child.max_new_tokens != 0))
@@ -344,7 +352,7 @@ def served_model(core: Core, settings: RuntimeSettings, *, kv_pages: int) -> Ser
     """Returns what requests are resolved against, from the core's manifest and the operator's settings.
 
     Raises CoreError naming the field when the manifest's open tables hold what no request could be served with, InputError
-    where a package is missing that the model's output is read with.
+    where a package is missing that the model's output is read with, and for a default budget that it cannot keep.
     """
     manifest = core.manifest
     limits, sampling, facts = manifest.limits, manifest.sampling, manifest.template.facts
@@ -352,6 +360,7 @@ def served_model(core: Core, settings: RuntimeSettings, *, kv_pages: int) -> Ser
     check_facts(facts, manifest.model.vocabulary)
     output = output_syntax(facts)
     require(output)
+    check_default(settings.thinking_token_budget, output)
     tools = facts.get("tools") or {}
     ranges = None if sampling.ranges == "open" else checked_ranges(sampling.ranges)
     names = (*filter(None, settings.aliases), manifest.model.id)
@@ -382,4 +391,5 @@ def served_model(core: Core, settings: RuntimeSettings, *, kv_pages: int) -> Ser
         max_tokens_cap=settings.max_tokens,
         decode_weight_bytes=manifest.weights.decode_weight_bytes,
         strict_tools=settings.strict_tools,
+        thinking_token_budget=settings.thinking_token_budget,
     )

@@ -51,8 +51,9 @@ class ServedModel:
     `shows_tools` says that the template shows the model its tools, `tool_arguments` is the form in which it takes
     the arguments of calls in a history, `default_system` what it says where a conversation has no system message,
     `continuation` what it puts behind an assistant's last message (None: such a message cannot be continued).
-    `strict_tools` says what becomes of function schemas that ask to be enforced. `decode_weight_bytes` is what one decode
-    step reads of the weights, 0 where that is not known.
+    `strict_tools` says what becomes of function schemas that ask to be enforced, `thinking_token_budget` is that of
+    conversations which name none. `decode_weight_bytes` is what one decode step reads of the weights, 0 where that is not
+    known.
     """
 
     id: str
@@ -81,6 +82,7 @@ class ServedModel:
     max_tokens_cap: int | None = None
     decode_weight_bytes: int = 0
     strict_tools: Literal["refuse", "relax"] = "refuse"
+    thinking_token_budget: int | None = None
 
     @property
     def takes_tools(self) -> bool:

@@ -357,6 +357,14 @@ SETTINGS = (
         "functions with `strict: true` are refused, or taken as ones without",
         "--strict-tools MODE",
     ),
+    Setting(
+        "thinking_token_budget",
+        "server",
+        Whole(1, 2**31 - 1),
+        "most tokens of reasoning in a chat answer whose request sets no budget",
+        "--thinking-token-budget N",
+        "no limit",
+    ),
     Setting("max_body_bytes", "server", Bytes(1024, 1024 * MIB), "largest request body, as sent and as decoded"),
     Setting(
         "max_bodies_bytes",

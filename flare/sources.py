@@ -88,6 +88,7 @@ class Configuration:
             max_tokens=self["max_tokens"],
             max_waiting=self["max_waiting"],
             strict_tools=self["strict_tools"],
+            thinking_token_budget=self["thinking_token_budget"],
         )
 
     def server(self) -> ServerSettings:

@@ -34,6 +34,7 @@ SAMPLES: dict[str, list[tuple[str, str]]] = {
     "api_key_file": [('"/run/one"', "/run/one"), ('"/run/two"', "/run/two")],
     "aliases": [('["a/b", "", "c d"]', "a/b,, c d"), ('["x"]', "x")],
     "strict_tools": [('"relax"', "relax"), ('"refuse"', "refuse")],
+    "thinking_token_budget": [("1", "1"), ("2147483647", "2147483647")],
     "max_body_bytes": [("1024", "1KiB"), ('"1GiB"', "1073741824")],
     "max_bodies_bytes": [('"2GiB"', "2 GiB"), ("1024", "1024")],
     "max_requests": [("1", "1"), ("65536", "65536")],
@@ -115,6 +116,7 @@ def test_values_reach_what_the_program_runs_with(tmp_path: Path) -> None:
         max_tokens=1,
         max_waiting=1,
         strict_tools="relax",
+        thinking_token_budget=1,
     )
     assert configuration.server() == ServerSettings(
         host="::1",
@@ -181,6 +183,7 @@ BAD_TEXTS: dict[str, list[str]] = {
     "api_key_file": ["a\0b", "\udcff"],
     "aliases": ["a\tb", "n" * 257, ",".join("a" * 65), "a\u2028b"],
     "strict_tools": ["Refuse", "allow"],
+    "thinking_token_budget": ["0", "2147483648", "1.5"],
     "max_body_bytes": ["1023", "1025MiB", "1 PB", "inf"],
     "max_bodies_bytes": ["0", "65GiB"],
     "max_requests": ["0", "65537"],

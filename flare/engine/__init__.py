@@ -14,7 +14,7 @@ A request's tokens depend on the request alone, so any schedule, preemption or c
 """
 
 from flare.engine.engine import Engine
-from flare.engine.request import Delivery, EngineLimits, EngineStats, QueueFull, Request, StopCause
+from flare.engine.request import Delivery, EngineLimits, EngineStats, ForcedToken, QueueFull, Request, StopCause
 from flare.engine.sampling import SamplingParams
 from flare.errors import ReplayDead
 
@@ -23,6 +23,7 @@ __all__ = [
     "Engine",
     "EngineLimits",
     "EngineStats",
+    "ForcedToken",
     "QueueFull",
     "ReplayDead",
     "Request",

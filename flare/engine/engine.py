@@ -71,7 +71,7 @@ class Engine:
         self._thread: threading.Thread | None = None
         self._deliveries: list[Delivery] = []
         self._steps = self._samples = self._generated = self._first_tokens = 0
-        self._completed = self._cancelled = self._failures = 0
+        self._completed = self._cancelled = self._failures = self._forced = 0
 
     # For callers, from any thread
 
@@ -144,6 +144,7 @@ class Engine:
             recomputed_tokens=scheduler.recomputed_tokens,
             generated_tokens=self._generated,
             preemptions=scheduler.preemptions,
+            forced=self._forced,
             completed=self._completed,
             cancelled=self._cancelled,
             failed=self._failures,
@@ -179,6 +180,10 @@ class Engine:
             raise RequestError(f"max_tokens is {request.max_new_tokens}, it must be at least 1", param="max_tokens")
         if not 0 <= request.choice < 2**32:
             raise RequestError(f"choice is {request.choice}, it must be from 0 to {2**32 - 1}")
+        forced = request.forced
+        if forced is not None and not (forced.after >= 1 and 0 <= forced.token < vocabulary):
+            text = f"token {forced.token} is forced behind {forced.after} tokens"
+            raise RequestError(f"{text}; ids must be from 0 to {vocabulary - 1}, and at least 1 token comes first")
 
     # The engine thread
 
@@ -318,6 +323,17 @@ class Engine:
             if token < 0:
                 self._fail(request)
                 continue
+            forced = request.forced
+            if forced is not None and request.generated == forced.after:
+                try:
+                    applies = forced.applies(request.tokens[len(request.prompt) :])
+                except Exception:
+                    log_failure(_log, "whether a request gets a forced token could not be told; it ends")
+                    self._fail(request)
+                    continue
+                if applies:
+                    token = forced.token
+                    self._forced += 1
             self._generated += 1
             if not request.first_token_at:
                 now = now or monotonic()

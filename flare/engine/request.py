@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,6 +34,19 @@ class QueueFull(RequestError):
         )
 
 
+@dataclass(frozen=True, slots=True)
+class ForcedToken:
+    """A token that takes the place of the one that is drawn behind the reply's first `after` tokens, at least 1.
+
+    `applies` says whether it does, given those tokens. The engine thread asks it at most once, so it must be quick, and what
+    it says must depend on the tokens alone: then the reply does too.
+    """
+
+    after: int
+    token: int
+    applies: Callable[[Sequence[int]], bool]
+
+
 @dataclass(slots=True, eq=False)
 class Request:
     """One reply to be generated. The caller sets the first group and reads the rest once the final delivery is there;
@@ -41,8 +55,8 @@ class Request:
     `max_new_tokens` counts reply tokens, at least 1. None leaves only the context as the limit, and is the way to ask
     for that: a number that ends just where the context does is reported as MAX_TOKENS. `stop_tokens` are the ids
     whose generation ends the reply, the model's own included unless the request ignores them. `choice` numbers the
-    replies to one prompt; it keys the draws together with the seed. `sink` is the caller's, the engine never looks
-    at it.
+    replies to one prompt; it keys the draws together with the seed. `forced` may put a token into the reply. `sink` is
+    the caller's, the engine never looks at it.
     """
 
     id: int
@@ -51,6 +65,7 @@ class Request:
     sampling: SamplingParams = field(default_factory=SamplingParams)
     choice: int = 0
     stop_tokens: frozenset[int] = frozenset()
+    forced: ForcedToken | None = None
     sink: Any = None
 
     # Set by Engine: moments in seconds of the monotonic clock, 0.0 until they come.
@@ -127,7 +142,8 @@ class EngineStats:
     counters of one snapshot may be a step apart.
 
     `steps` and `samples` count graphs that ran to their end. `decode_rounds` counts the tokens that a request got after
-    its first one: a request's part in a step is a round when it brings one.
+    its first one: a request's part in a step is a round when it brings one. `forced` counts the replies that got a
+    forced token.
     """
 
     healthy: bool
@@ -144,6 +160,7 @@ class EngineStats:
     recomputed_tokens: int
     generated_tokens: int
     preemptions: int
+    forced: int
     completed: int
     cancelled: int
     failed: int

@@ -8,6 +8,24 @@ its text is all answer.
 """
 
 from flare.output.interface import Output, OutputError, OutputSyntax, Piece
-from flare.output.syntaxes import FORMATS, make_output, reply_markers, require
+from flare.output.syntaxes import (
+    FORMATS,
+    closes_reasoning,
+    frames_reasoning,
+    make_output,
+    reply_markers,
+    require,
+)
 
-__all__ = ["FORMATS", "Output", "OutputError", "OutputSyntax", "Piece", "make_output", "reply_markers", "require"]
+__all__ = [
+    "FORMATS",
+    "Output",
+    "OutputError",
+    "OutputSyntax",
+    "Piece",
+    "closes_reasoning",
+    "frames_reasoning",
+    "make_output",
+    "reply_markers",
+    "require",
+]

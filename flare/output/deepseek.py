@@ -65,6 +65,7 @@ class DeepseekMachine:
     __slots__ = (
         "_arguments",
         "_chunk",
+        "_close_token",
         "_left",
         "_name",
         "_opened",
@@ -77,7 +78,7 @@ class DeepseekMachine:
         "reasoning_tokens",
     )
 
-    def __init__(self, rules: Rules | None, *, opens_reasoning: bool) -> None:
+    def __init__(self, rules: Rules | None, *, opens_reasoning: bool, close_token: int | None = None) -> None:
         from deepseek_recipe import (
             InferenceChunk,
             MessagesChunkGenerator,
@@ -94,6 +95,7 @@ class DeepseekMachine:
         self._parser = StreamProcessor(MessagesChunkGenerator("", "", opens_reasoning), options)
         self._parser.push(InferenceChunk.ready())
         self._rules = rules
+        self._close_token = close_token
         self._name = ""
         self._arguments: ObjectReader | None = None  # of the call that has begun and is not complete
         self._stage: Literal["reasoning", "answer", "calls", "over"] = "reasoning" if opens_reasoning else "answer"
@@ -104,8 +106,14 @@ class DeepseekMachine:
         self._pending = 0  # tokens within reasoning that are part of a delimiter or a tag, perhaps
         self.reasoning_tokens = 0
 
+    @property
+    def reasoning_open(self) -> bool:
+        return self._stage == "reasoning"
+
     def push(self, token: int, text: str) -> Iterable[Piece]:
         self._shown = False
+        if token == self._close_token and not text.endswith(_REASONED):
+            text += _REASONED  # a special token, whose spelling is left out of the text
         for part in _PARTS.findall(text):
             self._follow(part)
             yield from self._pieces(self._parser.push(self._chunk(part)), closes=part == _BAR)
@@ -189,9 +197,10 @@ class DeepseekMachine:
 
 
 FORMAT = ReplyFormat(
-    lambda _syntax, _tools, rules, *, opens_reasoning, continues: DeepseekMachine(
-        rules, opens_reasoning=opens_reasoning
+    lambda syntax, _tools, rules, *, opens_reasoning, continues: DeepseekMachine(
+        rules, opens_reasoning=opens_reasoning, close_token=syntax.close_token
     ),
     ("<think>", "</think>", "｜DSML｜"),
     require,
+    delimited=True,
 )

@@ -31,6 +31,10 @@ class FramedMachine:
         self._pending = 0  # tokens within reasoning that are part of a frame, perhaps
         self.reasoning_tokens = 0
 
+    @property
+    def reasoning_open(self) -> bool:
+        return self._kind == "reasoning"
+
     def push(self, token: int, text: str) -> Iterable[Piece]:
         kind = self._kind
         if (

@@ -48,6 +48,12 @@ class Output(Protocol):
     reasoning_tokens: int
     """How many tokens so far were reasoning, delimiters left out."""
 
+    @property
+    def reasoning_open(self) -> bool:
+        """Whether the reasoning that the reply began with is certain to be open: neither has a delimiter closed it, nor may a
+        call have begun. What is held back as the mere beginning of a marker belongs to it."""
+        ...
+
     def push(self, token: int, text: str) -> Iterable[Piece]:
         """Takes a token and the text that it made certain, which may be empty; returns the pieces that are certain.
 

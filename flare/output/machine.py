@@ -46,6 +46,7 @@ class Machine:
         "_rules",
         "_shown",
         "_trim",
+        "_whole",
         "reasoning_tokens",
     )
 
@@ -74,10 +75,15 @@ class Machine:
         self._blank: list[str] = []  # that white space, where it may yet be answer text
         self._divided = self._reasoning  # the answer has had reasoning or a call
         self._trim = False  # the answer's next text follows a delimiter
+        self._whole = True  # there has been one part only
         self._breaks = 0  # line breaks at the end of the reasoning
         self._shown = False  # the token made reasoning visible
         self._pending = 0  # tokens within reasoning that are part of a delimiter or a call, perhaps
         self.reasoning_tokens = 0
+
+    @property
+    def reasoning_open(self) -> bool:
+        return self._reasoning and self._whole and self._reader is None
 
     def push(self, token: int, text: str) -> Iterable[Piece]:
         if (
@@ -206,6 +212,7 @@ class Machine:
         self._reasoning = reasoning
         self._markers = self._reasoning_markers if reasoning else self._answer_markers
         self._divided = self._fresh = True
+        self._whole = False
         self._trim = trim
         self._breaks = 0
         self._blank.clear()

@@ -44,8 +44,10 @@ class ReplyMachine(Protocol):
 
 class ReplyFormat(NamedTuple):
     """A format of replies. `markers` are the texts that give a reply its structure: where one is a special token, the machine
-    has to see its text. `require` imports what it needs besides flare, and raises InputError where that fails."""
+    has to see its text. `require` imports what it needs besides flare, and raises InputError where that fails.
+    `delimited`: its reasoning stands between the core's delimiters."""
 
     machine: ReplyMachine
     markers: tuple[str, ...]
     require: Callable[[], None] = lambda: None
+    delimited: bool = False

@@ -57,6 +57,20 @@ def require(syntax: OutputSyntax) -> None:
         found.require()
 
 
+def closes_reasoning(syntax: OutputSyntax) -> bool:
+    """Whether one token closes the reasoning of a reply, wherever it is put."""
+    if syntax.close_token is None:
+        return False
+    found = None if syntax.tools is None else find_format(syntax.tools)
+    return not isinstance(found, ReplyFormat) or found.delimited
+
+
+def frames_reasoning(syntax: OutputSyntax) -> bool:
+    """Whether a reply may begin with reasoning although the prompt does not end within it: the format's frames decide."""
+    found = None if syntax.tools is None else find_format(syntax.tools)
+    return isinstance(found, ReplyFormat) and not found.delimited
+
+
 def make_output(
     syntax: OutputSyntax, tools: Tools, *, opens_reasoning: bool, call_prefix: str, continues: bool = False
 ) -> Output | None:

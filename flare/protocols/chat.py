@@ -41,6 +41,7 @@ class ChatRequest(shared.CommonFields, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     return_token_timestamps: bool | None = None
+    thinking_token_budget: shared.PositiveTokens | None = None
 
     audio: Any = None
     chat_template: Any = None
@@ -56,7 +57,7 @@ class ChatRequest(shared.CommonFields, kw_only=True):
     web_search_options: Any = None
 
 
-UNBUILT = dict(shared.UNBUILT) | {
+UNBUILT = {name: neutral for name, neutral in shared.UNBUILT.items() if name != "thinking_token_budget"} | {
     "add_special_tokens": (False,),
     "audio": (),
     "chat_template": (),
@@ -118,6 +119,7 @@ class ChatCompletions:
                 stop=stops,
                 stop_token_ids=shared.stop_tokens(request, model.vocabulary, stops),
                 ignore_eos=request.ignore_eos or False,
+                budget=shared.thinking_budget(request.thinking_token_budget, model),
                 observe=bool(observations),
             ),
             observations,

@@ -8,11 +8,12 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from flare.conversation import GenerationRequest, SamplingRequest
+from flare.conversation import GenerationRequest, SamplingRequest, ThinkingBudget
 from flare.errors import RequestError
 from flare.protocols.encoding import Observations
 from flare.protocols.endpoint import Decoded
 from flare.protocols.refusals import unsupported
+from flare.served import ServedModel
 
 TokenCount = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 PositiveTokens = Annotated[int, Meta(ge=1, le=2**31 - 1)]
@@ -217,6 +218,12 @@ def stop_tokens(fields: SamplingFields, vocabulary: int, stops: Sequence[str], n
         text = f"stop_token_ids: cannot be combined with {name}; send one of them"
         raise RequestError(text, param="stop_token_ids")
     return frozenset(ids)
+
+
+def thinking_budget(tokens: int | None, model: ServedModel) -> ThinkingBudget | None:
+    """Returns the budget that a request's `thinking_token_budget` asks for, or else the server's."""
+    tokens = tokens if tokens is not None else model.thinking_token_budget
+    return None if tokens is None else ThinkingBudget(tokens)
 
 
 def decoded(

@@ -13,6 +13,7 @@ from flare.protocols.fields import refuse_unbuilt, sampling_request, stop_string
 from flare.protocols.messages_decoding import decode_conversation
 from flare.protocols.messages_encoding import MessageStream, message_error, message_object
 from flare.protocols.messages_fields import UNBUILT, UNBUILT_OUTPUT, CountRequest, MessagesRequest, decode_request
+from flare.protocols.messages_thinking import asked_budget
 from flare.protocols.refusals import no_template
 from flare.served import ServedModel
 
@@ -91,4 +92,5 @@ def _generation(request: CountRequest, model: ServedModel, max_tokens: int) -> G
         stop=stops,
         stop_token_ids=stop_tokens(request, model.vocabulary, stops, "stop_sequences"),
         ignore_eos=request.ignore_eos or False,
+        budget=asked_budget(request.thinking, request.thinking_token_budget, model),
     )

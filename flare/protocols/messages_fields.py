@@ -133,6 +133,7 @@ class CountRequest(SamplingFields, kw_only=True):
     thinking: ThinkingConfig | None = None
     output_config: OutputConfig | None = None
     context_management: ContextManagement | None = None
+    thinking_token_budget: PositiveTokens | None = None
     max_tokens: PositiveTokens | None = None
     stop_sequences: list[str] | None = None
     stream: bool | None = None
@@ -159,7 +160,6 @@ class CountRequest(SamplingFields, kw_only=True):
     service_tier: Any = None
     speed: Any = None
     stop_token_sequences: Any = None
-    thinking_token_budget: Any = None
     thread: Any = None
     top_logprobs: Any = None
 
@@ -206,7 +206,6 @@ UNBUILT: Mapping[str, tuple[Any, ...]] = {
     "service_tier": ("auto", "standard_only"),
     "speed": ("standard",),
     "stop_token_sequences": ([],),
-    "thinking_token_budget": (),
     "thread": (),
     "top_logprobs": (),
 }

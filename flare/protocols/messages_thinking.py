@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from hashlib import sha256
 
-from flare.conversation import Thinking
+from flare.conversation import Thinking, ThinkingBudget
 from flare.errors import RequestError
+from flare.protocols.fields import thinking_budget
 from flare.protocols.messages_fields import ThinkingBlock, ThinkingConfig
 from flare.served import ServedModel
 from flare.thinking import check_effort
@@ -61,3 +62,17 @@ def asked_thinking(config: ThinkingConfig | None, effort: str | None, model: Ser
             level = next((name for limit, name in EFFORT_BY_BUDGET if budget <= limit), "max")
             level_field = "thinking.budget_tokens"
     return Thinking(level, level_field, switch, "thinking.type", nearest=True)
+
+
+def asked_budget(config: ThinkingConfig | None, tokens: int | None, model: ServedModel) -> ThinkingBudget | None:
+    """Returns the budget of `thinking.budget_tokens` and `thinking_token_budget`, or else the server's.
+
+    The first alone is but a hint to models that cannot be held to it. Raises RequestError where the two differ.
+    """
+    hinted = None if config is None else config.budget_tokens
+    if hinted is None or tokens is not None:
+        if hinted not in (None, tokens):
+            text = f"thinking_token_budget: {tokens} differs from thinking.budget_tokens; send one of them"
+            raise RequestError(text, param="thinking_token_budget", code="conflicting_thinking")
+        return thinking_budget(tokens, model)
+    return ThinkingBudget(hinted, hint=True)

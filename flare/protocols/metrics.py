@@ -105,6 +105,12 @@ METRICS = (
         lambda r: r.failed,
         "failed",
     ),
+    _counter(
+        "reasoning_budget_cuts",
+        "Requests whose reasoning was closed because its budget was used up.",
+        lambda r: r.engine.forced,
+        "reasoning_budget_cuts",
+    ),
     _gauge("free_kv_pages", "KV pages that nobody holds.", lambda r: r.engine.free_pages, "free_pages"),
     _gauge("total_kv_pages", "KV pages of the pool.", lambda r: r.engine.total_pages, "total_pages"),
     _gauge("kv_page_tokens", "Token positions of one KV page.", lambda r: r.engine.page_tokens, "page_tokens"),

@@ -77,7 +77,7 @@ def _embedded(model: ServedModel) -> dict[str, Any]:
             "sampling_defaults": defaults,
             "sampling_ranges": {name: _range(model, name) for name in NEUTRAL},
             "sampling_policy": "open" if model.ranges is None else "author",
-            "thinking_token_budget": None,
+            "thinking_token_budget": model.thinking_token_budget,
             "max_images_per_prompt": 0,
             "max_image_tokens_per_prompt": 0,
             "image_feature_window_tokens": 0,

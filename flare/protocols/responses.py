@@ -9,7 +9,7 @@ from flare.errors import RequestError
 from flare.protocols.decoding import decode_body
 from flare.protocols.encoding import error_object
 from flare.protocols.endpoint import Collected, Decoded, Response, encode_json
-from flare.protocols.fields import refuse_unbuilt, sampling_request, stop_strings, stop_tokens
+from flare.protocols.fields import refuse_unbuilt, sampling_request, stop_strings, stop_tokens, thinking_budget
 from flare.protocols.refusals import no_template
 from flare.protocols.responses_decoding import (
     DECODER,
@@ -50,6 +50,7 @@ class Responses:
             stop=stops,
             stop_token_ids=stop_tokens(request, model.vocabulary, stops),
             ignore_eos=request.ignore_eos or False,
+            budget=thinking_budget(request.thinking_token_budget, model),
         )
         members = request_members(request, model.resolve_sampling(generation.sampling))
         return Decoded(generation=generation, stream=request.stream or False, details=members)

@@ -61,6 +61,7 @@ class ResponsesRequest(SamplingFields, kw_only=True):
     text: TextFields | None = None
     include: list[str] | None = None
     chat_template_kwargs: TemplateFields | None = None
+    thinking_token_budget: PositiveTokens | None = None
 
     client_metadata: dict[str, Any] | None = None
     metadata: dict[str, str] | None = None
@@ -92,7 +93,6 @@ class ResponsesRequest(SamplingFields, kw_only=True):
     stop_token_sequences: Any = None
     store: Any = None
     structured_outputs: Any = None
-    thinking_token_budget: Any = None
     top_logprobs: Any = None
     truncation: Any = None
 
@@ -134,7 +134,6 @@ UNBUILT: Mapping[str, tuple[Any, ...]] = {
     "stop_token_sequences": ([],),
     "store": (False,),
     "structured_outputs": (),
-    "thinking_token_budget": (),
     "top_logprobs": (0,),
     "truncation": ("disabled",),
 }

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flare.engine import Request, SamplingParams, StopCause
+from flare.engine import ForcedToken, Request, SamplingParams, StopCause
 from tests.engine.served import GREEDY, PATIENCE, Served, expected, request
 from tests.support.one_by_one import one_by_one
 from tests.support.scripted_replay import scripted
@@ -24,8 +24,13 @@ samplings = st.sampled_from(
         SamplingParams(temperature=0.7, presence_penalty=0.5, frequency_penalty=0.5, seed=11),
     ]
 )
+forced = st.none() | st.builds(
+    lambda after, token: ForcedToken(after, token, lambda reply: sum(reply) % 3 > 0),
+    st.integers(1, 14),
+    st.integers(0, 16),
+)
 arrivals = st.tuples(
-    st.just("arrive"), st.lists(st.integers(0, 16), min_size=1, max_size=14), st.integers(1, 14), samplings
+    st.just("arrive"), st.lists(st.integers(0, 16), min_size=1, max_size=14), st.integers(1, 14), samplings, forced
 )
 schedules = st.lists(
     st.one_of(
@@ -62,10 +67,10 @@ def test_any_schedule_equals_one_by_one(
     try:
         for event in schedule:
             match event:
-                case ("arrive", prompt, most, sampling):
+                case ("arrive", prompt, most, sampling, token):
                     room = served.engine.context_length - 1
                     number = len(served.submitted)
-                    served.submit(Request(number, prompt[:room], most, sampling, choice=number % 2))
+                    served.submit(Request(number, prompt[:room], most, sampling, choice=number % 2, forced=token))
                 case ("cancel", which) if served.submitted:
                     served.engine.cancel(which % len(served.submitted))
                     cancelled.add(which % len(served.submitted))
@@ -118,6 +123,39 @@ def test_one_delivery_a_step_holds_everything(serve: Callable[..., Served]) -> N
     assert [sorted(d.request.id for d in batch) for batch in served.batches] == [[0], [0, 1, 2]]
     served.run()
     assert all(len({d.request.id for d in batch}) == len(batch) for batch in served.batches)
+
+
+def test_a_token_is_forced_once_and_behind_so_many(serve: Callable[..., Served]) -> None:
+    """The model goes on from the forced token, also after it lost its pages; a reply that ends before it never asks."""
+    served = serve(slots=4, kv_pages=12, page_tokens=4, vocabulary=64, stepped=False)
+    asked: list[list[int]] = []
+
+    def applies(reply: Sequence[int]) -> bool:
+        asked.append(list(reply))
+        return True
+
+    for number in range(8):
+        sampling = SamplingParams(temperature=1.0, seed=number, repetition_penalty=1.2)
+        served.submit(Request(number, [7, 8, 9], 20, sampling, forced=ForcedToken(10, 33, applies)))
+    served.submit(Request(8, [7, 8, 9], 10, GREEDY, forced=ForcedToken(10, 33, applies)))
+    served.submit(Request(9, [7, 8, 9], 11, GREEDY, forced=ForcedToken(10, 33, applies)))
+    served.run()
+    assert served.engine.stats().preemptions > 0
+    assert sorted(asked) == sorted(served.replies[number][:10] for number in range(10) if number != 8)
+    assert all(served.replies[number][10] == 33 and len(served.replies[number]) == 20 for number in range(8))
+    assert len(served.replies[8]) == 10 and served.replies[9][10:] == [33]
+    assert served.engine.stats().forced == 9
+    for number in range(10):
+        assert served.replies[number] == expected(served, number)
+    served.assert_idle()
+
+
+def test_a_forced_stop_token_ends_the_reply(serve: Callable[..., Served]) -> None:
+    served = serve(script=scripted({(1, 2): [5, 6, 7, 8]}), stepped=False)
+    token = ForcedToken(2, 9, lambda reply: True)
+    served.submit(Request(0, [1, 2], 4, GREEDY, stop_tokens=frozenset([9]), forced=token))
+    served.run()
+    assert (served.replies[0], served.finals[0].stop_token) == ([5, 6], 9)
 
 
 def test_a_stop_token_is_counted_and_flagged_but_no_text(serve: Callable[..., Served]) -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from flare.engine import Delivery, Engine, EngineLimits, QueueFull, ReplayDead, StopCause
+from flare.engine import Delivery, Engine, EngineLimits, ForcedToken, QueueFull, ReplayDead, StopCause
 from flare.errors import RequestError
 from tests.engine.served import PATIENCE, Served, expected, request
 from tests.support.scripted_replay import ScriptedReplay
@@ -58,6 +58,31 @@ def test_a_row_without_a_token_ends_only_its_request(serve: Callable[..., Served
     served.run()
     assert [served.replies[number] for number in (0, 2)] == [expected(served, 0), expected(served, 2)]
     served.assert_idle()
+
+
+def test_a_forced_token_that_cannot_be_decided_ends_only_its_request(serve: Callable[..., Served]) -> None:
+    def fails(reply: object) -> bool:
+        raise RuntimeError("secret of the caller")
+
+    served = serve(slots=3)
+    for number in range(3):
+        asked = request(number, [number + 1], 4)
+        asked.forced = ForcedToken(2, 5, fails) if number == 1 else None
+        served.submit(asked)
+        served.settle()
+    served.run()
+    assert served.finals[1].error and "secret" not in served.finals[1].error
+    assert [served.replies[number] for number in (0, 2)] == [expected(served, 0), expected(served, 2)]
+    served.assert_idle()
+
+
+@pytest.mark.parametrize(("after", "token"), [(0, 1), (1, -1), (1, 256)])
+def test_an_impossible_forced_token_is_refused(serve: Callable[..., Served], after: int, token: int) -> None:
+    served = serve()
+    asked = request(0, [1], 4)
+    asked.forced = ForcedToken(after, token, lambda reply: True)
+    with pytest.raises(RequestError, match=f"token {token} is forced behind {after} tokens"):
+        served.engine.submit(asked)
 
 
 def test_a_dead_replay_fails_everything_and_is_seen(serve: Callable[..., Served]) -> None:

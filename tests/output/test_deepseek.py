@@ -370,3 +370,10 @@ def test_the_package_may_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert caught.value.exit_code == 2 and "\n" not in str(caught.value)
     require(OutputSyntax(tools="hermes"))
     require(OutputSyntax())
+
+
+def test_a_close_whose_spelling_is_left_out_closes() -> None:
+    syntax = OutputSyntax(tools="deepseek_dsml", reasoning=("<think>", "</think>"), close_token=7)
+    for spelling in ("", "</think>"):
+        fed = feed([(OTHER, "Hm."), (7, spelling), (OTHER, "Yes.")], syntax=syntax, tools=TOOLS, opens=True)
+        assert (fed.parts, fed.reasoning_tokens) == ([("reasoning", "Hm."), ("text", "Yes.")], 1)

@@ -31,7 +31,7 @@ BUILT = {
     | SHOWN
     | THINKING
     | {"messages", "tools", "tool_choice", "parallel_tool_calls", "return_token_timestamps"}
-    | {"add_generation_prompt", "continue_final_message"},
+    | {"add_generation_prompt", "continue_final_message", "thinking_token_budget"},
     "completions": SAMPLING | PENALTIES | ENDS | SHOWN | THINKING | {"prompt", "best_of", "echo"},
 }
 SDK = {"chat": set(SdkChat.__annotations__), "completions": set(SdkCompletions.__annotations__)}

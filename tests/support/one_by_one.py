@@ -15,6 +15,8 @@ def one_by_one(model: ScriptedModel, request: Request, context: int) -> tuple[li
     while True:
         draw.position = len(tokens)
         token = model.choose(cells, draw, tokens)
+        if request.forced is not None and len(reply) == request.forced.after and request.forced.applies(reply):
+            token = request.forced.token
         cells += model.extend(cells, [token])
         tokens.append(token)
         reply.append(token)

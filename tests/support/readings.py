@@ -27,6 +27,7 @@ def make_reading(**changes: Any) -> Reading:
             recomputed_tokens=17,
             generated_tokens=2002,
             preemptions=5,
+            forced=28,
             completed=71,
             cancelled=72,
             failed=73,
