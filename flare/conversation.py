@@ -162,7 +162,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that generation needs to know.
 
     Choices are numbered prompt by prompt: choice = prompt index * n + index. `max_tokens` counts generated tokens;
-    `max_tokens_field` and `prompt_field` are the client's names for them, for error texts. `budget` is of conversations.
+    `max_tokens_field` and `prompt_field` are the client's names for them, for error texts. Sequences of stop tokens have at
+    least two each. `budget` is of conversations.
     `observe` asks for `Observed` events.
     """
 
@@ -174,6 +175,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens_field: str = "max_tokens"
     stop: tuple[str, ...] = ()
     stop_token_ids: frozenset[int] = frozenset()
+    stop_token_sequences: tuple[tuple[int, ...], ...] = ()
     ignore_eos: bool = False
     budget: ThinkingBudget | None = None
     observe: bool = False

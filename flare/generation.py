@@ -125,7 +125,7 @@ class Choice:
             self.answer.listener(Text(self.index, text, tokens, self.request.cached_tokens))
             return
         self._unreported = tokens
-        self._take_stop_token(delivery)
+        self._take_stop_tokens(delivery)
         piece, matched = self.decoder.flush(), None
         if stops is not None:
             piece, matched = stops.push(piece)
@@ -145,7 +145,7 @@ class Choice:
             if self._unreported:
                 self._emit(Text, "")
             return
-        self._take_stop_token(delivery)
+        self._take_stop_tokens(delivery)
         if self._pass_on(self._pieces(NO_TOKEN, self.decoder.flush())):
             return
         if self.output is not None:
@@ -201,17 +201,18 @@ class Choice:
         self.answer.stop_engine(self)
         self._finish(text, "stop_sequence", matched, by_user=True)
 
-    def _take_stop_token(self, delivery: Delivery) -> None:
-        """Counts the token that ended the reply; it is never shown."""
-        if delivery.stop_token is not None:
-            self._unreported += 1
-            if self.answer.observe:
-                self._ids.append(delivery.stop_token)
+    def _take_stop_tokens(self, delivery: Delivery) -> None:
+        """Counts the tokens that ended the reply; they are never shown."""
+        self._unreported += len(delivery.stop_tokens)
+        if self.answer.observe:
+            self._ids += delivery.stop_tokens
 
     def _end(self, delivery: Delivery, text: str, matched: str | None) -> None:
         assert delivery.finished is not None
         cause: Cause = delivery.finished.value if matched is None else "stop_sequence"
-        self._finish(text, cause, matched, by_user=matched is not None or delivery.stop_token in self.user_stops)
+        stop = delivery.stop_tokens  # a sequence is always the user's
+        by_user = matched is not None or len(stop) > 1 or not self.user_stops.isdisjoint(stop)
+        self._finish(text, cause, matched, by_user=by_user)
 
     def _finish(self, text: str, cause: Cause, matched: str | None, *, by_user: bool) -> None:
         self._observe()

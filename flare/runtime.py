@@ -265,6 +265,8 @@ class Runtime:
             child = Request(next(self._ids), prompt, limit, prepared.sampling, index, prepared.stop_tokens)
             decoder = partial(Detokenizer, self.tokenizer, previous=prompt[-1], hidden=hidden)
             stops = StopMatcher(request.stop) if request.stop else None
+            if request.stop_token_sequences:
+                child.stop_sequences = StopMatcher(request.stop_token_sequences)
             output = None
             if isinstance(conversation := request.prompts[place], Conversation):
                 machine = partial(

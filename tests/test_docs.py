@@ -14,7 +14,7 @@ import pytest
 
 from flare.config import ServerSettings
 from flare.http.codings import MAX_MEMBERS, MAX_WINDOW_BYTES
-from flare.protocols.fields import INERT, MAX_STOP_BYTES, MAX_STOP_STRINGS, MAX_STOP_TOKENS
+from flare.protocols.fields import INERT, MAX_STOP_BYTES, MAX_STOP_SEQUENCE, MAX_STOP_STRINGS, MAX_TOKEN_STOPS
 from flare.runtime import MAX_CHOICES, Runtime
 from flare.served import GREEDY_BELOW, VALID
 from flare.settings import SETTINGS, TABLES
@@ -165,7 +165,8 @@ def test_limits(repository: Path) -> None:
         *(settings.max_body_bytes, settings.max_bodies_bytes, MAX_MEMBERS, MAX_WINDOW_BYTES),
         *(settings.max_connections, settings.keepalive_s),
         *(settings.body_silence_s, settings.body_total_s, settings.max_requests, MAX_CHOICES, max_waiting),
-        *(MAX_STOP_STRINGS, MAX_STOP_BYTES, MAX_STOP_TOKENS, settings.max_body_bytes, MAX_CHARS, MAX_STEPS),
+        *(MAX_STOP_STRINGS, MAX_STOP_BYTES, MAX_TOKEN_STOPS, MAX_STOP_SEQUENCE),
+        *(settings.max_body_bytes, MAX_CHARS, MAX_STEPS),
         *(settings.keepalive_comment_s, settings.shutdown_s),
     ]
     cells = rows(text)

@@ -45,7 +45,7 @@ def hear(
     steps: list[list[int]],
     *,
     cause: StopCause = StopCause.MAX_TOKENS,
-    stop_token: int | None = None,
+    stop_tokens: tuple[int, ...] = (),
     stop: tuple[str, ...] = (),
     observe: bool = False,
     syntax: OutputSyntax | None = None,
@@ -77,7 +77,7 @@ def hear(
     )
     for index, tokens in enumerate(steps):
         last = index == len(steps) - 1
-        delivery = Delivery(request, tokens, cause if last else None, None, stop_token if last else None)
+        delivery = Delivery(request, tokens, cause if last else None, None, stop_tokens if last else ())
         choice.receive(delivery)
     assert answer.ended and choice.ended
     parts: list[tuple[str, str]] = []
@@ -102,17 +102,17 @@ def cut(tokens: list[int], sizes: list[int]) -> list[list[int]]:
     return [*steps, tokens[at:]]
 
 
-def check_accounts(heard: Heard, tokens: list[int], stop_token: int | None) -> int:
+def check_accounts(heard: Heard, tokens: list[int], stop_tokens: tuple[int, ...]) -> int:
     """Checks that every token up to the end is counted once and shown once; returns how many there are."""
     end = heard.end
     assert isinstance(end, Finished) and [type(event) for event in heard.events].count(Finished) == 1
     counted = sum(event.tokens for event in heard.events if not isinstance(event, Observed))
-    assert counted == end.completion_tokens <= len(tokens) + (stop_token is not None)
+    assert counted == end.completion_tokens <= len(tokens) + len(stop_tokens)
     if end.stop is None:
-        assert counted == len(tokens) + (stop_token is not None)
+        assert counted == len(tokens) + len(stop_tokens)
     seen = [id for event in heard.events if isinstance(event, Observed) for id in event.ids]
     if seen or not counted:
-        assert seen == [*tokens, *([] if stop_token is None else [stop_token])][:counted]
+        assert seen == [*tokens, *stop_tokens][:counted]
         known = shown = 0
         for event in heard.events:  # no text comes before its tokens are known
             if isinstance(event, Observed):
@@ -135,10 +135,11 @@ def first_stop(text: str, stops: tuple[str, ...]) -> tuple[str, str | None]:
 
 ENDS = st.sampled_from(
     [
-        (StopCause.MAX_TOKENS, None),
-        (StopCause.STOP_TOKEN, EOS),
-        (StopCause.STOP_TOKEN, USER_STOP),
-        (StopCause.CONTEXT_FULL, None),
+        (StopCause.MAX_TOKENS, ()),
+        (StopCause.STOP_TOKEN, (EOS,)),
+        (StopCause.STOP_TOKEN, (USER_STOP,)),
+        (StopCause.STOP_TOKEN, (97, EOS)),
+        (StopCause.CONTEXT_FULL, ()),
     ]
 )
 BYTES = st.lists(st.sampled_from([*b"abc\n <", *"é🙂".encode(), 256, 258]), max_size=20)
@@ -150,18 +151,18 @@ SIZES = st.lists(st.integers(0, 4), max_size=8)
 @given(BYTES, STOPS, SIZES, ENDS)
 def test_both_ways_show_the_same_text(tokens: list[int], stop: tuple[str, ...], sizes: list[int], end: Any) -> None:
     """With and without observation, in any steps; the right text is found by decoding everything at once."""
-    cause, stop_token = end
+    cause, stop_tokens = end
     steps = cut(tokens, sizes)
-    short = hear(steps, cause=cause, stop_token=stop_token, stop=stop)
-    long = hear(steps, cause=cause, stop_token=stop_token, stop=stop, observe=True)
-    once = hear([tokens], cause=cause, stop_token=stop_token, stop=stop)
+    short = hear(steps, cause=cause, stop_tokens=stop_tokens, stop=stop)
+    long = hear(steps, cause=cause, stop_tokens=stop_tokens, stop=stop, observe=True)
+    once = hear([tokens], cause=cause, stop_tokens=stop_tokens, stop=stop)
     decoder = Detokenizer(TOKENIZER, previous=3)
     text, matched = first_stop("".join(map(decoder.push, tokens)) + decoder.flush(), stop)
     for heard in (short, long, once):
         assert (heard.text, heard.end.stop) == (text, matched)
         assert heard.end.cause == ("stop_sequence" if matched else cause.value)
         assert not heard.end.called and heard.end.reasoning_tokens == 0
-    assert len({check_accounts(heard, tokens, stop_token) for heard in (short, long, once)}) == 1
+    assert len({check_accounts(heard, tokens, stop_tokens) for heard in (short, long, once)}) == 1
     assert sum(len(event.ids) for event in long.events if isinstance(event, Observed)) == long.end.completion_tokens
 
 
@@ -173,9 +174,9 @@ FRAGMENTS = ["<think>", "</think>", "<tool_call>", CALL, "<", "\n", " ", "ab", "
 def test_no_grouping_changes_what_is_told_apart(
     fragments: list[str], stop: tuple[str, ...], sizes: list[int], end: Any, opens: bool
 ) -> None:
-    cause, stop_token = end
+    cause, stop_tokens = end
     tokens = list("".join(fragments).encode())
-    options: Any = {"cause": cause, "stop_token": stop_token, "stop": stop, "syntax": SYNTAX, "opens": opens}
+    options: Any = {"cause": cause, "stop_tokens": stop_tokens, "stop": stop, "syntax": SYNTAX, "opens": opens}
     one_by_one = hear([*([token] for token in tokens), []], **options)
     for heard in (
         hear([tokens], **options),
@@ -186,7 +187,7 @@ def test_no_grouping_changes_what_is_told_apart(
         if isinstance(one_by_one.end, Failed):
             assert isinstance(heard.end, Failed) and heard.end.error.status == 500
             continue
-        check_accounts(heard, tokens, stop_token)
+        check_accounts(heard, tokens, stop_tokens)
         for field in ("cause", "stop", "completion_tokens", "reasoning_tokens", "called"):
             assert getattr(heard.end, field) == getattr(one_by_one.end, field)
         assert heard.end.reasoning_tokens <= heard.end.completion_tokens
@@ -194,7 +195,7 @@ def test_no_grouping_changes_what_is_told_apart(
 
 def answer(text: str, **options: Any) -> Heard:
     """One token a step, the end by the model's own token unless said otherwise."""
-    ended = {"cause": StopCause.STOP_TOKEN, "stop_token": EOS} | options
+    ended = {"cause": StopCause.STOP_TOKEN, "stop_tokens": (EOS,)} | options
     return hear([*([token] for token in text.encode()), []], **ended)
 
 
@@ -228,9 +229,10 @@ def test_a_stop_before_the_call_leaves_it_out() -> None:
     ("text", "options", "cause", "called"),
     [
         (CALL, {}, "stop_token", True),
-        (CALL, {"stop_token": USER_STOP}, "stop_token", False),
-        (CALL, {"cause": StopCause.MAX_TOKENS, "stop_token": None}, "max_tokens", False),
-        (CALL, {"cause": StopCause.CONTEXT_FULL, "stop_token": None}, "context_full", False),
+        (CALL, {"stop_tokens": (USER_STOP,)}, "stop_token", False),
+        (CALL, {"stop_tokens": (97, EOS)}, "stop_token", False),  # a sequence is the user's, whatever is in it
+        (CALL, {"cause": StopCause.MAX_TOKENS, "stop_tokens": ()}, "max_tokens", False),
+        (CALL, {"cause": StopCause.CONTEXT_FULL, "stop_tokens": ()}, "context_full", False),
         (CALL + "STOP", {"stop": ("STOP",)}, "stop_sequence", False),
         (CALL + " ok", {}, "stop_token", True),
         ("none", {}, "stop_token", False),
@@ -243,7 +245,7 @@ def test_when_calls_complete_an_answer(text: str, options: dict[str, Any], cause
 
 def test_reasoning_that_a_limit_cuts_is_all_reasoning() -> None:
     text = "First I weigh both options,"
-    heard = answer(text, syntax=SYNTAX, opens=True, cause=StopCause.MAX_TOKENS, stop_token=None)
+    heard = answer(text, syntax=SYNTAX, opens=True, cause=StopCause.MAX_TOKENS, stop_tokens=())
     assert heard.parts == [("reasoning", text)]
     assert heard.end.reasoning_tokens == heard.end.completion_tokens == len(text)
 
@@ -263,7 +265,7 @@ def test_dropped_text_is_counted() -> None:
     named = Tools(TOOLS.offered, "named", "f")
     heard = answer("Sure! " + CALL, syntax=SYNTAX, tools=named)
     assert heard.parts == [("call", '{"a":1}')] and heard.end.completion_tokens == len("Sure! " + CALL) + 1
-    check_accounts(heard, list(("Sure! " + CALL).encode()), EOS)
+    check_accounts(heard, list(("Sure! " + CALL).encode()), (EOS,))
 
 
 def test_calls_before_a_second_one_too_many_are_told() -> None:

@@ -14,7 +14,16 @@ A request's tokens depend on the request alone, so any schedule, preemption or c
 """
 
 from flare.engine.engine import Engine
-from flare.engine.request import Delivery, EngineLimits, EngineStats, ForcedToken, QueueFull, Request, StopCause
+from flare.engine.request import (
+    Delivery,
+    EngineLimits,
+    EngineStats,
+    ForcedToken,
+    QueueFull,
+    Request,
+    StopCause,
+    TokenStops,
+)
 from flare.engine.sampling import SamplingParams
 from flare.errors import ReplayDead
 
@@ -29,4 +38,5 @@ __all__ = [
     "Request",
     "SamplingParams",
     "StopCause",
+    "TokenStops",
 ]

@@ -339,16 +339,26 @@ class Engine:
                 now = now or monotonic()
                 request.first_token_at = now
                 self._first_tokens += 1
-            cause = accept(request, token)
+            # Sequences are matched here, not where tokens become text: so the reply ends with the sequence, whatever its
+            # limit and the model's own stops are, and nothing is computed behind it.
+            sequences, stop = request.stop_sequences, None
+            shown = [token]
+            if sequences is not None:
+                certain, stop = sequences.push((token,))
+                shown = list(certain)
+            cause = accept(request, token, stops=stop is not None)
             if cause is None:
                 if request.history is not None:
                     request.history.append(token)
                     request.row.history = request.history.array
-                deliveries.append(Delivery(request, [token]))
-            elif cause is StopCause.STOP_TOKEN:
-                self._finish(Delivery(request, [], cause, stop_token=token))
-            else:
-                self._finish(Delivery(request, [token], cause))
+                if shown:
+                    deliveries.append(Delivery(request, shown))
+                continue
+            if sequences is not None and stop is None:
+                shown += sequences.flush()
+            if cause is StopCause.STOP_TOKEN and stop is None:
+                stop = (shown.pop(),)
+            self._finish(Delivery(request, shown, cause, stop_tokens=stop or ()))
 
     def _fail(self, request: Request) -> None:
         self._scheduler.remove(request)

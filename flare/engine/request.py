@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from flare.engine.sampling import History, SamplingParams
 from flare.errors import RequestError
@@ -47,6 +47,18 @@ class ForcedToken:
     applies: Callable[[Sequence[int]], bool]
 
 
+class TokenStops(Protocol):
+    """Finds sequences of tokens that end a reply."""
+
+    def push(self, part: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
+        """Takes the reply's next tokens; returns those that belong to it for certain, and the sequence that they completed."""
+        ...
+
+    def flush(self) -> tuple[int, ...]:
+        """Returns what was held back, when the reply ends without a match."""
+        ...
+
+
 @dataclass(slots=True, eq=False)
 class Request:
     """One reply to be generated. The caller sets the first group and reads the rest once the final delivery is there;
@@ -54,9 +66,9 @@ class Request:
 
     `max_new_tokens` counts reply tokens, at least 1. None leaves only the context as the limit, and is the way to ask
     for that: a number that ends just where the context does is reported as MAX_TOKENS. `stop_tokens` are the ids
-    whose generation ends the reply, the model's own included unless the request ignores them. `choice` numbers the
-    replies to one prompt; it keys the draws together with the seed. `forced` may put a token into the reply. `sink` is
-    the caller's, the engine never looks at it.
+    whose generation ends the reply, the model's own included unless the request ignores them; `stop_sequences` finds
+    sequences that do. `choice` numbers the replies to one prompt; it keys the draws together with the seed. `forced` may
+    put a token into the reply. `sink` is the caller's, the engine never looks at it.
     """
 
     id: int
@@ -65,6 +77,7 @@ class Request:
     sampling: SamplingParams = field(default_factory=SamplingParams)
     choice: int = 0
     stop_tokens: frozenset[int] = frozenset()
+    stop_sequences: TokenStops | None = None
     forced: ForcedToken | None = None
     sink: Any = None
 
@@ -96,7 +109,7 @@ class Request:
 
     @property
     def generated(self) -> int:
-        """Reply tokens so far, a terminating stop token included: the completion tokens of usage."""
+        """Reply tokens so far, those of a terminating stop included: the completion tokens of usage."""
         return max(0, len(self.tokens) - len(self.prompt))
 
     @property
@@ -114,15 +127,16 @@ class Request:
 class Delivery:
     """What one step brought for one request. Exactly one delivery of a request is final.
 
-    `tokens` are the reply's new tokens. A terminating stop token is no part of the text: it comes as `stop_token` and
-    is counted by `Request.generated`. `error` is one line that may be shown to a client; it excludes `finished`.
+    `tokens` are the reply's new tokens. A terminating stop, one token or a sequence, is no part of the text: it comes as
+    `stop_tokens` and is counted by `Request.generated`. Tokens that may become a sequence come later, when they are known
+    not to. `error` is one line that may be shown to a client; it excludes `finished`.
     """
 
     request: Request
     tokens: list[int]
     finished: StopCause | None = None
     error: str | None = None
-    stop_token: int | None = None
+    stop_tokens: tuple[int, ...] = ()
 
     @property
     def final(self) -> bool:

@@ -110,11 +110,12 @@ class Scheduler:
                     self.prefill_tokens += prefilled - request.prefilled
                     request.prefilled = prefilled
 
-    def accept(self, request: Request, token: int) -> StopCause | None:
-        """The token that was sampled after a committed chunk. Decides the cause if it is the last one, and then frees
-        slot and pages: a stop token on the last allowed place is a stop token, not the limit."""
+    def accept(self, request: Request, token: int, *, stops: bool = False) -> StopCause | None:
+        """The token that was sampled after a committed chunk; `stops`: it completes a sequence that ends the reply. Decides
+        the cause if it is the last one, and then frees slot and pages: a stop on the last allowed place is a stop, not
+        the limit."""
         request.tokens.append(token)
-        if token in request.stop_tokens:
+        if stops or token in request.stop_tokens:
             cause = StopCause.STOP_TOKEN
         elif len(request.tokens) >= request.limit:
             cause = request.limit_cause

@@ -99,6 +99,7 @@ class ChatCompletions:
             raise no_template("messages")
         limit, limit_field = shared.output_limit(request)
         stops = shared.stop_strings(request.stop)
+        token_stops = shared.token_stops(request, model.vocabulary, stops)
         conversation = Conversation(
             messages=[decode_message(message, f"messages[{i}]", model) for i, message in enumerate(request.messages)],
             thinking=decode_thinking(request, model.levels),
@@ -117,7 +118,8 @@ class ChatCompletions:
                 max_tokens=limit,
                 max_tokens_field=limit_field,
                 stop=stops,
-                stop_token_ids=shared.stop_tokens(request, model.vocabulary, stops),
+                stop_token_ids=token_stops.ids,
+                stop_token_sequences=token_stops.sequences,
                 ignore_eos=request.ignore_eos or False,
                 budget=shared.thinking_budget(request.thinking_token_budget, model),
                 observe=bool(observations),

@@ -66,6 +66,7 @@ class Completions:
         decode_thinking(request, model.levels)
         limit, limit_field = shared.output_limit(request)
         stops = shared.stop_strings(request.stop)
+        token_stops = shared.token_stops(request, model.vocabulary, stops)
         return shared.decoded(
             request,
             GenerationRequest(
@@ -76,7 +77,8 @@ class Completions:
                 max_tokens=limit,
                 max_tokens_field=limit_field,
                 stop=stops,
-                stop_token_ids=shared.stop_tokens(request, model.vocabulary, stops),
+                stop_token_ids=token_stops.ids,
+                stop_token_sequences=token_stops.sequences,
                 ignore_eos=request.ignore_eos or False,
                 observe=request.return_token_ids or False,
             ),

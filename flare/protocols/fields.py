@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 from msgspec import Meta
@@ -22,7 +22,10 @@ Int32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 
 MAX_STOP_STRINGS = 4
 MAX_STOP_BYTES = 4096
-MAX_STOP_TOKENS = 16
+MAX_TOKEN_STOPS = 16
+"""Entries of `stop_token_ids` and `stop_token_sequences` together."""
+MAX_STOP_SEQUENCE = 64
+"""Tokens of one sequence."""
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
@@ -45,6 +48,7 @@ class SamplingFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     frequency_penalty: float | None = None
     seed: Seed | None = None
     stop_token_ids: list[TokenCount] | None = None
+    stop_token_sequences: list[list[TokenCount]] | None = None
     ignore_eos: bool | None = None
 
 
@@ -100,7 +104,6 @@ class CommonFields(SamplingFields, kw_only=True):
     service_tier: Any = None
     skip_special_tokens: Any = None
     spaces_between_special_tokens: Any = None
-    stop_token_sequences: Any = None
     store: Any = None
     structured_outputs: Any = None
     suffix: Any = None
@@ -148,7 +151,6 @@ UNBUILT: Mapping[str, tuple[Any, ...]] = {
     "service_tier": ("auto", "default"),
     "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
-    "stop_token_sequences": ([],),
     "store": (False,),
     "structured_outputs": (),
     "suffix": ("",),
@@ -202,22 +204,42 @@ def stop_strings(stop: str | Sequence[str] | None, name: str = "stop") -> tuple[
     return tuple(stops)
 
 
-def stop_tokens(fields: SamplingFields, vocabulary: int, stops: Sequence[str], name: str = "stop") -> frozenset[int]:
-    """Returns the tokens of `stop_token_ids`; `stops` are the request's stop strings, of the field `name`.
+class TokenStops(NamedTuple):
+    """The token stops of a request: single tokens, and sequences of at least two."""
 
-    Raises RequestError for too many, for ids outside the vocabulary, and beside strings.
+    ids: frozenset[int]
+    sequences: tuple[tuple[int, ...], ...]
+
+
+def token_stops(fields: SamplingFields, vocabulary: int, stops: Sequence[str], name: str = "stop") -> TokenStops:
+    """Returns `stop_token_ids` and `stop_token_sequences`; `stops` are the request's stop strings, of the field `name`.
+
+    Raises RequestError for too many, for empty or too long sequences, for ids outside the vocabulary, and beside strings.
     """
-    ids = fields.stop_token_ids or []
-    if len(ids) > MAX_STOP_TOKENS:
-        raise RequestError(f"stop_token_ids: {len(ids)} ids, the limit is {MAX_STOP_TOKENS}", param="stop_token_ids")
+    ids, sequences = fields.stop_token_ids or [], fields.stop_token_sequences or []
+    field = "stop_token_sequences" if sequences else "stop_token_ids"
+    if len(ids) + len(sequences) > MAX_TOKEN_STOPS:
+        counted = f"{len(ids)} ids" if not sequences else f"{len(sequences)} sequences"
+        beside = f" beside {len(ids)} stop_token_ids" if sequences and ids else ""
+        raise RequestError(f"{field}: {counted}{beside}, the limit is {MAX_TOKEN_STOPS} in all", param=field)
+    _check_ids(ids, "stop_token_ids", vocabulary)
+    for index, sequence in enumerate(sequences):
+        where = f"stop_token_sequences[{index}]"
+        if not 1 <= len(sequence) <= MAX_STOP_SEQUENCE:
+            text = f"{where}: {len(sequence)} ids, a sequence has 1 to {MAX_STOP_SEQUENCE}"
+            raise RequestError(text, param=where)
+        _check_ids(sequence, where, vocabulary)
+    if (ids or sequences) and stops:
+        raise RequestError(f"{field}: cannot be combined with {name}; send one of them", param=field)
+    single = [sequence[0] for sequence in sequences if len(sequence) == 1]
+    return TokenStops(frozenset([*ids, *single]), tuple(tuple(s) for s in sequences if len(s) > 1))
+
+
+def _check_ids(ids: Sequence[int], where: str, vocabulary: int) -> None:
     for token in ids:
         if token >= vocabulary:
-            text = f"stop_token_ids: {token} is outside the vocabulary of {vocabulary} tokens"
-            raise RequestError(text, param="stop_token_ids")
-    if ids and stops:
-        text = f"stop_token_ids: cannot be combined with {name}; send one of them"
-        raise RequestError(text, param="stop_token_ids")
-    return frozenset(ids)
+            text = f"{where}: {token} is outside the vocabulary of {vocabulary} tokens"
+            raise RequestError(text, param=where)
 
 
 def thinking_budget(tokens: int | None, model: ServedModel) -> ThinkingBudget | None:

@@ -9,7 +9,7 @@ import msgspec
 from flare.conversation import GenerationRequest
 from flare.errors import RequestError
 from flare.protocols.endpoint import Collected, Decoded, Response, encode_json
-from flare.protocols.fields import refuse_unbuilt, sampling_request, stop_strings, stop_tokens
+from flare.protocols.fields import refuse_unbuilt, sampling_request, stop_strings, token_stops
 from flare.protocols.messages_decoding import decode_conversation
 from flare.protocols.messages_encoding import MessageStream, message_error, message_object
 from flare.protocols.messages_fields import UNBUILT, UNBUILT_OUTPUT, CountRequest, MessagesRequest, decode_request
@@ -84,13 +84,15 @@ def _generation(request: CountRequest, model: ServedModel, max_tokens: int) -> G
     if not model.has_template:
         raise no_template("messages")
     stops = stop_strings(request.stop_sequences, "stop_sequences")
+    tokens = token_stops(request, model.vocabulary, stops, "stop_sequences")
     return GenerationRequest(
         prompts=[decode_conversation(request, model)],
         prompt_field="messages",
         sampling=sampling_request(request),
         max_tokens=max_tokens,
         stop=stops,
-        stop_token_ids=stop_tokens(request, model.vocabulary, stops, "stop_sequences"),
+        stop_token_ids=tokens.ids,
+        stop_token_sequences=tokens.sequences,
         ignore_eos=request.ignore_eos or False,
         budget=asked_budget(request.thinking, request.thinking_token_budget, model),
     )

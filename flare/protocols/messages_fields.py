@@ -159,7 +159,6 @@ class CountRequest(SamplingFields, kw_only=True):
     safeguards: Any = None
     service_tier: Any = None
     speed: Any = None
-    stop_token_sequences: Any = None
     thread: Any = None
     top_logprobs: Any = None
 
@@ -205,7 +204,6 @@ UNBUILT: Mapping[str, tuple[Any, ...]] = {
     "safeguards": (),
     "service_tier": ("auto", "standard_only"),
     "speed": ("standard",),
-    "stop_token_sequences": ([],),
     "thread": (),
     "top_logprobs": (),
 }

@@ -271,7 +271,9 @@ def _sampling(model: ServedModel, properties: Mapping[str, Schema]) -> dict[str,
             number = "integer" if name == "top_k" else "number"
             fields[name] = {"type": [number, "null"], "minimum": low, "maximum": high}
     token = {"type": "integer", "minimum": 0, "maximum": model.vocabulary - 1}
-    fields["stop_token_ids"] = any_of(array_of(token, maxItems=shared.MAX_STOP_TOKENS), NULL)
+    fields["stop_token_ids"] = any_of(array_of(token, maxItems=shared.MAX_TOKEN_STOPS), NULL)
+    sequence = array_of(token, minItems=1, maxItems=shared.MAX_STOP_SEQUENCE)
+    fields["stop_token_sequences"] = any_of(array_of(sequence, maxItems=shared.MAX_TOKEN_STOPS), NULL)
     return {name: schema for name, schema in fields.items() if name in properties}
 
 

@@ -9,7 +9,7 @@ from flare.errors import RequestError
 from flare.protocols.decoding import decode_body
 from flare.protocols.encoding import error_object
 from flare.protocols.endpoint import Collected, Decoded, Response, encode_json
-from flare.protocols.fields import refuse_unbuilt, sampling_request, stop_strings, stop_tokens, thinking_budget
+from flare.protocols.fields import refuse_unbuilt, sampling_request, stop_strings, thinking_budget, token_stops
 from flare.protocols.refusals import no_template
 from flare.protocols.responses_decoding import (
     DECODER,
@@ -41,6 +41,7 @@ class Responses:
         if not model.has_template:
             raise no_template("input")
         stops = stop_strings(request.stop)
+        tokens = token_stops(request, model.vocabulary, stops)
         generation = GenerationRequest(
             prompts=[decode_conversation(request, model)],
             prompt_field="input",
@@ -48,7 +49,8 @@ class Responses:
             max_tokens=request.max_output_tokens,
             max_tokens_field="max_output_tokens",
             stop=stops,
-            stop_token_ids=stop_tokens(request, model.vocabulary, stops),
+            stop_token_ids=tokens.ids,
+            stop_token_sequences=tokens.sequences,
             ignore_eos=request.ignore_eos or False,
             budget=thinking_budget(request.thinking_token_budget, model),
         )

@@ -90,7 +90,6 @@ class ResponsesRequest(SamplingFields, kw_only=True):
     request_id: Any = None
     return_tokens_as_token_ids: Any = None
     service_tier: Any = None
-    stop_token_sequences: Any = None
     store: Any = None
     structured_outputs: Any = None
     top_logprobs: Any = None
@@ -131,7 +130,6 @@ UNBUILT: Mapping[str, tuple[Any, ...]] = {
     "request_id": (),
     "return_tokens_as_token_ids": (False,),
     "service_tier": ("auto", "default"),
-    "stop_token_sequences": ([],),
     "store": (False,),
     "structured_outputs": (),
     "top_logprobs": (0,),

@@ -7,10 +7,11 @@ import time
 from collections.abc import Callable, Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from flare.engine import ForcedToken, Request, SamplingParams, StopCause
+from flare.text.stops import StopMatcher
 from tests.engine.served import GREEDY, PATIENCE, Served, expected, request
 from tests.support.one_by_one import one_by_one
 from tests.support.scripted_replay import scripted
@@ -155,7 +156,7 @@ def test_a_forced_stop_token_ends_the_reply(serve: Callable[..., Served]) -> Non
     token = ForcedToken(2, 9, lambda reply: True)
     served.submit(Request(0, [1, 2], 4, GREEDY, stop_tokens=frozenset([9]), forced=token))
     served.run()
-    assert (served.replies[0], served.finals[0].stop_token) == ([5, 6], 9)
+    assert (served.replies[0], served.finals[0].stop_tokens) == ([5, 6], (9,))
 
 
 def test_a_stop_token_is_counted_and_flagged_but_no_text(serve: Callable[..., Served]) -> None:
@@ -165,10 +166,58 @@ def test_a_stop_token_is_counted_and_flagged_but_no_text(serve: Callable[..., Se
     served.run()
     finals = [served.finals[number] for number in range(3)]
     assert [final.finished for final in finals] == [StopCause.STOP_TOKEN, StopCause.STOP_TOKEN, StopCause.MAX_TOKENS]
-    assert [final.stop_token for final in finals] == [9, 9, None]
+    assert [final.stop_tokens for final in finals] == [(9,), (9,), ()]
     assert [served.replies[number] for number in range(3)] == [[5, 6]] * 3
     assert [final.request.generated for final in finals] == [3, 3, 2]
     assert served.engine.stats().generated_tokens == 8
+
+
+TOKENS = st.integers(0, 2)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    reply=st.lists(TOKENS, min_size=1, max_size=12),
+    sequences=st.lists(st.lists(TOKENS, min_size=1, max_size=4).map(tuple), min_size=1, max_size=3),
+    singles=st.frozensets(st.integers(2, 3)),
+    most=st.integers(1, 12),
+)
+@example([0, 1, 2], [(0, 1, 2)], frozenset({2}), 3)  # all three end it: the sequence counts
+@example([0, 1, 0, 1, 2], [(0, 1, 2)], frozenset(), 5)
+@example([0, 1, 2], [(0, 1, 0)], frozenset({2}), 5)
+@example([0, 1, 1, 1], [(0, 1, 0)], frozenset(), 2)
+def test_a_sequence_of_tokens_ends_a_reply(
+    reply: list[int], sequences: list[tuple[int, ...]], singles: frozenset[int], most: int
+) -> None:
+    """The first end of a stop counts, there the longest; nothing else is left out, and it comes in order."""
+    served = Served(script=scripted({(1, 2): [*reply, *[3] * 12]}), vocabulary=4, stepped=False)
+    served.engine.start()
+    try:
+        asked = Request(0, [1, 2], most, GREEDY, stop_tokens=singles, stop_sequences=StopMatcher(sequences))
+        served.submit(asked)
+        served.run()
+    finally:
+        served.stop()
+    made = [*reply, *[3] * 12][:most]
+    stops = [*sequences, *((token,) for token in singles)]
+    ends = [(end, stop) for end in range(1, most + 1) for stop in stops if tuple(made[:end])[-len(stop) :] == stop]
+    final = served.finals[0]
+    if not ends:
+        assert (served.replies[0], final.stop_tokens, final.finished) == (made, (), StopCause.MAX_TOKENS)
+        return
+    end, stop = min(ends, key=lambda found: (found[0], -len(found[1])))
+    assert (served.replies[0], final.stop_tokens) == (made[: end - len(stop)], stop)
+    assert (final.finished, final.request.generated) == (StopCause.STOP_TOKEN, end)
+
+
+def test_tokens_that_may_end_a_reply_wait(serve: Callable[..., Served]) -> None:
+    served = serve(script=scripted({(1, 2): [5, 6, 7, 6, 9, 6]}))
+    served.submit(Request(0, [1, 2], 6, GREEDY, stop_sequences=StopMatcher([(6, 7, 8), (7, 6, 6)])))
+    shown = []
+    for _ in range(6):
+        served.step()
+        shown.append(list(served.replies.get(0, [])))
+    assert shown == [[5], [5], [5], [5, 6], [5, 6, 7, 6, 9], [5, 6, 7, 6, 9, 6]]
 
 
 def test_without_a_limit_a_reply_fills_the_context(serve: Callable[..., Served]) -> None:

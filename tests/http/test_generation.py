@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from flare.output import OutputSyntax
 from flare.service.stream import EventStream
 from tests.support.live_server import EOS, IM_END, VOCABULARY, LiveServer, events, make_model, reply
 from tests.support.scripted_replay import ScriptedModel
@@ -135,6 +136,58 @@ def test_token_limits(server: LiveServer, path: str, field: str) -> None:
 def test_stop_tokens(server: LiveServer) -> None:
     answer = ask(server, RAW, stop_token_ids=[ord(","), 5])
     assert (said(answer), answer["choices"][0]["stop_reason"]) == ("Hëllo 😊", "stop_token")
+
+
+@pytest.mark.parametrize("path", [CHAT, RAW])
+@pytest.mark.parametrize(
+    ("sequences", "text", "tokens"),
+    [
+        ([b"ends"], "Hëllo 😊, ", "Hëllo 😊, ends"),
+        ([b"end", b"ends", b", end"], "Hëllo 😊", "Hëllo 😊, end"),
+        ([b", en", b"\x8a, end"], "Hëllo 😊", "Hëllo 😊, en"),
+        ([b"endless", b"heresy", b".."], TEXT, TEXT + "."),
+    ],
+)
+def test_sequences_of_stop_tokens(
+    server: LiveServer, path: str, sequences: list[bytes], text: str, tokens: str
+) -> None:
+    answer = ask(server, path, stop_token_sequences=[list(sequence) for sequence in sequences], n=2)
+    for choice in range(2):
+        assert said(answer, choice) == text
+        ended = answer["choices"][choice]
+        assert (ended["finish_reason"], ended["stop_reason"]) == ("stop", "stop_token")
+    assert answer["usage"]["completion_tokens"] == 2 * len(tokens.encode())
+
+
+def test_a_sequence_with_the_end_token(server: LiveServer) -> None:
+    """It ends the answer where the end token would, and where that is ignored."""
+    for ignored in (False, True):
+        answer = ask(server, RAW, stop_token_sequences=[[ord("."), EOS]], ignore_eos=ignored, return_token_ids=True)
+        assert said(answer) == TEXT[:-1] and answer["choices"][0]["token_ids"] == reply(TEXT)
+        assert answer["choices"][0]["stop_reason"] == "stop_token"
+    with LiveServer(script=lambda prompt, choice: [120, EOS, EOS, 121]) as live:
+        answer = ask(live, RAW, stop_token_sequences=[[EOS, 121]], ignore_eos=True, max_tokens=4)
+        assert (said(answer), answer["choices"][0]["stop_reason"]) == ("x", "stop_token")
+        answer = ask(live, RAW, stop_token_sequences=[[EOS, 121]])
+        assert (said(answer), answer["usage"]["completion_tokens"]) == ("x", 2)
+
+
+def test_a_sequence_behind_calls_is_the_users_end() -> None:
+    called = 'Now.<tool_call>{"name": "f", "arguments": {}}</tool_call>'
+    tool = {"name": "f", "input_schema": {"type": "object"}}
+    body = {"messages": MINIMAL[CHAT]["messages"], "max_tokens": 99, "tools": [tool]}
+    with LiveServer(
+        script=lambda prompt, choice: reply(called + "##"), model={"output": OutputSyntax(tools="hermes")}
+    ) as live:
+        for sequences, why in (([[35, 35]], "end_turn"), ([[35, 36]], "tool_use")):
+            status, answer = live.post(
+                "/v1/messages", body | {"stop_token_sequences": sequences}, **{"anthropic-version": "2023-06-01"}
+            )
+            assert status == 200 and [block["type"] for block in answer["content"]][:2] == ["text", "tool_use"]
+            assert (answer["stop_reason"], answer["usage"]["output_tokens"]) == (
+                why,
+                len(called) + 2 + (why != "end_turn"),
+            )
 
 
 def test_no_tokens_at_all(server: LiveServer) -> None:

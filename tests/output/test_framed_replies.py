@@ -43,7 +43,7 @@ def hear(frames: Frames, reply: str, size: int, *, stop: str, opens_reasoning: b
     choice = answer.add(0, request, decoder, StopMatcher((stop,)), output)
     for token in tokens:
         choice.receive(Delivery(request, [token]))
-    choice.receive(Delivery(request, [], StopCause.STOP_TOKEN, None, 7))
+    choice.receive(Delivery(request, [], StopCause.STOP_TOKEN, stop_tokens=(7,)))
     heard: list[tuple[str, Any]] = []
     for event in events:
         if isinstance(event, Called):

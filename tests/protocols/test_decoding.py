@@ -206,6 +206,7 @@ def test_long_and_foreign_names_are_compared_with_none() -> None:
         ("stop", ["é" * 2049], "4098 bytes"),
         ("stop_token_ids", [VOCABULARY], "outside the vocabulary"),
         ("stop_token_ids", list(range(17)), "17 ids"),
+        ("stop_token_sequences", [[1, 2]] * 17, "17 sequences, the limit is 16 in all"),
         ("ignore_eos", 0, "expected true or false, got an integer"),
         ("messages", [], "length >= 1"),
         ("messages", None, "expected an array, got null"),
@@ -341,6 +342,29 @@ def test_stop_strings_and_stop_tokens_exclude_each_other() -> None:
     assert refusal(chat, stop="x", stop_token_ids=[1]).param == "stop_token_ids"
     assert chat(stop=["x" * 4096]).generation.stop == ("x" * 4096,)
     assert chat(stop=[], stop_token_ids=[3, 3]).generation.stop_token_ids == {3}
+
+
+def test_sequences_of_stop_tokens() -> None:
+    longest = list(range(64))
+    found = chat(stop_token_ids=[3], stop_token_sequences=[[1, 2], [5], longest, *[[7, 7]] * 12]).generation
+    assert found.stop_token_ids == {3, 5}
+    assert found.stop_token_sequences == ((1, 2), tuple(longest), *[(7, 7)] * 12)
+    assert chat(stop="x", stop_token_sequences=[]).generation.stop_token_sequences == ()
+    for decode in (chat, raw):
+        for fields, param, said in (
+            ({"stop_token_sequences": [1]}, "stop_token_sequences[0]", "expected an array, got an integer"),
+            ({"stop_token_sequences": [[1], []]}, "stop_token_sequences[1]", "0 ids, a sequence has 1 to 64"),
+            ({"stop_token_sequences": [[1] * 65]}, "stop_token_sequences[0]", "65 ids, a sequence has 1 to 64"),
+            ({"stop_token_sequences": [[1, VOCABULARY]]}, "stop_token_sequences[0]", "outside the vocabulary"),
+            ({"stop_token_sequences": [[1, 2]], "stop": ["x"]}, "stop_token_sequences", "be combined with stop"),
+            (
+                {"stop_token_sequences": [[1]] * 9, "stop_token_ids": [2] * 8},
+                "stop_token_sequences",
+                "9 sequences beside 8 stop_token_ids, the limit is 16 in all",
+            ),
+        ):
+            error = refusal(decode, **fields)
+            assert error.param == param and said in str(error), fields
 
 
 def test_best_of_must_equal_n() -> None:

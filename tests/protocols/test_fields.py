@@ -22,7 +22,7 @@ ENDPOINTS = {
 THINKING = {"reasoning_effort", "thinking_level", "reasoning", "enable_thinking", "thinking", "chat_template_kwargs"}
 SAMPLING = {"temperature", "top_k", "top_p", "min_p", "seed", "n"}
 PENALTIES = {"repetition_penalty", "presence_penalty", "frequency_penalty"}
-ENDS = {"max_tokens", "max_completion_tokens", "stop", "stop_token_ids", "ignore_eos"}
+ENDS = {"max_tokens", "max_completion_tokens", "stop", "stop_token_ids", "stop_token_sequences", "ignore_eos"}
 SHOWN = {"stream", "stream_options", "return_token_ids"}
 BUILT = {
     "chat": SAMPLING

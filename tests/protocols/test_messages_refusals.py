@@ -101,6 +101,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"stop_sequences": [""]}, "stop_sequences"),
     ({"stop_sequences": ["é" * 2049]}, "stop_sequences"),
     ({"stop_sequences": ["a"], "stop_token_ids": [3]}, "stop_token_ids"),
+    ({"stop_sequences": ["a"], "stop_token_sequences": [[3]]}, "stop_token_sequences"),
     ({"temperature": "0.5"}, "temperature"),
     ({"top_k": 1.5}, "top_k"),
     ({"top_k": True}, "top_k"),

@@ -201,7 +201,7 @@ def test_every_field_is_decided() -> None:
     used = {"input", "instructions", "stream", "max_output_tokens", "stop", "tools", "tool_choice"}
     used |= {"parallel_tool_calls", "reasoning", "text", "chat_template_kwargs", "thinking_token_budget"}
     sampling = {"temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty"}
-    sampling |= {"frequency_penalty", "seed", "stop_token_ids", "ignore_eos"}
+    sampling |= {"frequency_penalty", "seed", "stop_token_ids", "stop_token_sequences", "ignore_eos"}
     assert set(ResponsesRequest.__struct_fields__) == used | sampling | set(INERT) | set(UNBUILT)
 
 

@@ -75,6 +75,20 @@ def test_published_cases(stops: list[str], pieces: list[str], deltas: list[str],
     assert "".join(said) == ("".join(pieces) if matched is None else "".join(pieces).split(matched)[0])
 
 
+@given(st.lists(WORDS, min_size=1, max_size=4), st.lists(st.text(alphabet="abc", max_size=6), max_size=8))
+@settings(max_examples=100)
+def test_tokens_are_matched_as_characters_are(stops: list[str], pieces: list[str]) -> None:
+    said, matched = run(stops, pieces)
+    matcher = StopMatcher([tuple(stop.encode()) for stop in stops])
+    shown: list[tuple[int, ...]] = []
+    found = None
+    for piece in pieces[: len(said) - 1]:
+        certain, found = matcher.push(tuple(piece.encode()))
+        shown.append(certain)
+    assert [*shown, matcher.flush()] == [tuple(text.encode()) for text in said]
+    assert found == (None if matched is None else tuple(matched.encode()))
+
+
 def test_nothing_is_said_after_a_match() -> None:
     matcher = StopMatcher(["x"])
     assert matcher.push("axb") == ("a", "x")
