@@ -129,7 +129,8 @@ class Boundary(msgspec.Struct, frozen=True):
 
 
 class Conversation(msgspec.Struct, frozen=True):
-    """A prompt that the chat template renders. `continue_final`: its last message is to be continued, not answered."""
+    """A prompt that the chat template renders. `continue_final`: its last message is to be continued, not answered.
+    `variables` are further ones of the template, beside the thinking controls."""
 
     messages: list[Message]
     thinking: Thinking = Thinking()
@@ -137,6 +138,7 @@ class Conversation(msgspec.Struct, frozen=True):
     continue_final: bool = False
     tools: Tools = Tools()
     boundaries: tuple[Boundary, ...] = ()
+    variables: dict[str, Any] = {}
 
 
 class RawPrompt(msgspec.Struct, frozen=True):

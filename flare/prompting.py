@@ -1,15 +1,21 @@
-"""From a neutral conversation to what the chat template renders: where system text may stand, results, tools."""
+"""From a neutral conversation to its prompt: what the chat template renders of system texts, results and tools."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from flare.conversation import Message, Tool, ToolCall, Tools, qualified
+from flare.conversation import Conversation, Message, Tool, ToolCall, Tools, qualified
 from flare.errors import RequestError
+from flare.served import ServedModel
+from flare.thinking import opens_reasoning, template_variables
+
+if TYPE_CHECKING:
+    from flare.text.template import ChatTemplate
+    from flare.text.tokenizer import Tokenizer
 
 CUSTOM_PARAMETERS: dict[str, Any] = {
     "type": "object",
@@ -22,6 +28,68 @@ NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
 
 CALL_A_TOOL = "Your next message must call a tool."
 """What the system message says in addition where a call is required."""
+
+
+class Prompt(NamedTuple):
+    """A prompt in tokens. `opens_reasoning`: it ends within reasoning."""
+
+    tokens: list[int]
+    opens_reasoning: bool = False
+
+
+def render_conversation(
+    conversation: Conversation, field: str, model: ServedModel, tokenizer: Tokenizer, template: ChatTemplate
+) -> Prompt:
+    """Returns the prompt of a conversation, which the request has in `field`. Raises RequestError where there is none."""
+    from flare.text.prompt import render_prompt
+
+    check_tools(conversation.tools)
+    tail = model.continuation
+    if conversation.continue_final and tail is None:
+        text = "this model's chat template cannot continue a message; end with a user's message"
+        raise RequestError(f"{field}: {text}", param=field)
+    messages = template_messages(
+        conversation.messages,
+        inline_system=model.inline_system,
+        arguments=model.tool_arguments,
+        tools=conversation.tools,
+        default_system=model.default_system,
+    )
+    tools = template_tools(conversation.tools)
+    variables = conversation.variables | template_variables(conversation.thinking, model.thinking)
+
+    def render(reply: bool) -> tuple[str, str]:
+        return render_prompt(
+            tokenizer, template, messages, tools=tools, add_generation_prompt=reply, variables=variables
+        )
+
+    replies = conversation.add_generation_prompt and not conversation.continue_final
+    text, mark = render(replies)
+    opens = replies and opens_reasoning(conversation.thinking, model.thinking, otherwise=model.opens_reasoning)
+    if replies and conversation.variables and model.output.reasoning is not None:
+        # Nobody has probed what these variables do to the end of the prompt.
+        opens = ends_within(_without(*render(False)), _without(text, mark), model.output.reasoning, otherwise=opens)
+    if conversation.continue_final and tail:
+        if not text.endswith(tail):
+            raise RequestError(f"{field}: the chat template cannot continue this message", param=field)
+        text = text[: -len(tail)]
+    tokens = tokenizer.encode_rendered(text, mark)
+    if not tokens:
+        text = "the chat template makes nothing of it; send text, or leave out add_generation_prompt"
+        raise RequestError(f"{field}: {text}", param=field)
+    return Prompt(tokens, opens)
+
+
+def ends_within(closed: str, opened: str, reasoning: tuple[str, str], *, otherwise: bool) -> bool:
+    """Whether what `add_generation_prompt` adds to a prompt ends within reasoning; `otherwise` where that cannot be told."""
+    if not opened.startswith(closed):
+        return otherwise
+    added = opened[len(closed) :]
+    return added.rfind(reasoning[0]) > added.rfind(reasoning[1])
+
+
+def _without(text: str, mark: str) -> str:
+    return text.replace(mark, "") if mark else text
 
 
 def template_messages(

@@ -22,11 +22,11 @@ from flare.errors import CoreError, RequestError
 from flare.failures import log_failure
 from flare.generation import Answer, Listener
 from flare.output import OutputSyntax, make_output, require
-from flare.prompting import check_tools, template_messages, template_tools
+from flare.prompting import Prompt, render_conversation
 from flare.report import Laps
 from flare.served import ServedModel
 from flare.tables import check_defaults, check_facts, checked_ranges
-from flare.thinking import NO_THINKING, opens_reasoning, template_variables
+from flare.thinking import NO_THINKING
 from flare.thinking_budget import check_default, closing, tokens_to_close_after
 
 if TYPE_CHECKING:
@@ -155,40 +155,38 @@ class Runtime:
             seed = model.defaults.get("seed")
         if seed is None:
             seed = secrets.randbits(63)
-        prompts = self._prompts(request)
+        prompts, within = self._prompts(request)
         limits = [model.resolve_limit(request, len(prompt)) for prompt in prompts]
         for prompt in prompts:
             model.check_room(len(prompt), request.prompt_field)
         stop_tokens = request.stop_token_ids if request.ignore_eos else request.stop_token_ids | model.eos
-        first = request.prompts[0]
-        within = (
-            isinstance(first, Conversation)
-            and first.add_generation_prompt
-            and not first.continue_final
-            and opens_reasoning(first.thinking, model.thinking, otherwise=model.opens_reasoning)
-        )
         close_after = tokens_to_close_after(request.budget, model.output, opens_reasoning=within)
         return Prepared(request, prompts, limits, SamplingParams(**values, seed=seed), stop_tokens, within, close_after)
 
     def count_tokens(self, request: GenerationRequest) -> int:
         """Returns how many tokens the prompts have, of any length. Raises RequestError as `prepare` does for all else."""
         self.model.resolve_sampling(request.sampling)
-        return sum(map(len, self._prompts(request)))
+        prompts, within = self._prompts(request)
+        tokens_to_close_after(request.budget, self.model.output, opens_reasoning=within)
+        return sum(map(len, prompts))
 
-    def _prompts(self, request: GenerationRequest) -> list[list[int]]:
-        return [self._tokens(prompt, request.prompt_field) for prompt in request.prompts]
+    def _prompts(self, request: GenerationRequest) -> tuple[list[list[int]], bool]:
+        """Returns the prompts, and whether the first one, a conversation's then, ends within reasoning."""
+        found = [self._prompt(prompt, request.prompt_field) for prompt in request.prompts]
+        return [prompt.tokens for prompt in found], found[0].opens_reasoning
 
-    def _tokens(self, prompt: Conversation | RawPrompt, field: str) -> list[int]:
+    def _prompt(self, prompt: Conversation | RawPrompt, field: str) -> Prompt:
         if isinstance(prompt, Conversation):
-            return self._render(prompt, field)
+            assert self.template is not None
+            return render_conversation(prompt, field, self.model, self.tokenizer, self.template)
         if isinstance(prompt.content, list):
-            return prompt.content
+            return Prompt(prompt.content)
         tokens = self.tokenizer.encode(prompt.content, special=True, add_special_tokens=True)
         if not tokens and self.model.bos is not None:
             tokens = [self.model.bos]
         if not tokens:
             raise RequestError(f"{field}: an empty prompt, and this model has no token for its start", param=field)
-        return tokens
+        return Prompt(tokens)
 
     def prompt_texts(self, request: GenerationRequest) -> list[str]:
         """Returns the text of every raw prompt: as it was sent, or what its tokens say, special tokens spelled out."""
@@ -203,40 +201,6 @@ class Runtime:
                 decoder = Detokenizer(self.tokenizer, hidden=frozenset())
                 texts.append("".join([decoder.push(token) for token in prompt.content]) + decoder.flush())
         return texts
-
-    def _render(self, conversation: Conversation, field: str) -> list[int]:
-        from flare.text.prompt import render_prompt
-
-        assert self.template is not None
-        check_tools(conversation.tools)
-        model = self.model
-        tail = model.continuation
-        if conversation.continue_final and tail is None:
-            text = "this model's chat template cannot continue a message; end with a user's message"
-            raise RequestError(f"{field}: {text}", param=field)
-        text, mark = render_prompt(
-            self.tokenizer,
-            self.template,
-            template_messages(
-                conversation.messages,
-                inline_system=model.inline_system,
-                arguments=model.tool_arguments,
-                tools=conversation.tools,
-                default_system=model.default_system,
-            ),
-            tools=template_tools(conversation.tools),
-            add_generation_prompt=conversation.add_generation_prompt and not conversation.continue_final,
-            variables=template_variables(conversation.thinking, model.thinking),
-        )
-        if conversation.continue_final and tail:
-            if not text.endswith(tail):
-                raise RequestError(f"{field}: the chat template cannot continue this message", param=field)
-            text = text[: -len(tail)]
-        tokens = self.tokenizer.encode_rendered(text, mark)
-        if not tokens:
-            text = "the chat template makes nothing of it; send text, or leave out add_generation_prompt"
-            raise RequestError(f"{field}: {text}", param=field)
-        return tokens
 
     def submit(
         self,
@@ -393,5 +357,6 @@ def served_model(core: Core, settings: RuntimeSettings, *, kv_pages: int) -> Ser
         max_tokens_cap=settings.max_tokens,
         decode_weight_bytes=manifest.weights.decode_weight_bytes,
         strict_tools=settings.strict_tools,
+        variables=frozenset(facts.get("variables") or ()),
         thinking_token_budget=settings.thinking_token_budget,
     )

@@ -52,7 +52,8 @@ class ServedModel:
     the arguments of calls in a history, `default_system` what it says where a conversation has no system message,
     `continuation` what it puts behind an assistant's last message (None: such a message cannot be continued).
     `strict_tools` says what becomes of function schemas that ask to be enforced, `thinking_token_budget` is that of
-    conversations which name none. `decode_weight_bytes` is what one decode step reads of the weights, 0 where that is not
+    conversations which name none. `variables` are those that the template reads and a request may set, the thinking controls
+    included. `decode_weight_bytes` is what one decode step reads of the weights, 0 where that is not
     known.
     """
 
@@ -83,6 +84,7 @@ class ServedModel:
     decode_weight_bytes: int = 0
     strict_tools: Literal["refuse", "relax"] = "refuse"
     thinking_token_budget: int | None = None
+    variables: frozenset[str] = frozenset()
 
     @property
     def takes_tools(self) -> bool:

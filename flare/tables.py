@@ -77,6 +77,9 @@ def check_facts(facts: Mapping[str, Any], vocabulary: int) -> None:
     for name in ("inline_system", "opens_reasoning"):
         if type(facts.get(name, False)) is not bool:
             _refuse(f"template.facts.{name}", facts[name], "true or false")
+    variables = facts.get("variables")
+    if variables is not None and not (type(variables) is list and all(type(name) is str for name in variables)):
+        _refuse("template.facts.variables", variables, "a list of names")
     tokens = facts.get("special_tokens")
     if tokens is not None and not (type(tokens) is dict and all(type(text) is str for text in tokens.values())):
         _refuse("template.facts.special_tokens", tokens, "an object of texts")

@@ -15,6 +15,7 @@ import pytest
 from flare.config import ServerSettings
 from flare.http.codings import MAX_MEMBERS, MAX_WINDOW_BYTES
 from flare.protocols.fields import INERT, MAX_STOP_BYTES, MAX_STOP_SEQUENCE, MAX_STOP_STRINGS, MAX_TOKEN_STOPS
+from flare.protocols.thinking import MAX_VARIABLE_NESTING, MAX_VARIABLES_BYTES
 from flare.runtime import MAX_CHOICES, Runtime
 from flare.served import GREEDY_BELOW, VALID
 from flare.settings import SETTINGS, TABLES
@@ -166,6 +167,7 @@ def test_limits(repository: Path) -> None:
         *(settings.max_connections, settings.keepalive_s),
         *(settings.body_silence_s, settings.body_total_s, settings.max_requests, MAX_CHOICES, max_waiting),
         *(MAX_STOP_STRINGS, MAX_STOP_BYTES, MAX_TOKEN_STOPS, MAX_STOP_SEQUENCE),
+        *(MAX_VARIABLES_BYTES, MAX_VARIABLE_NESTING),
         *(settings.max_body_bytes, MAX_CHARS, MAX_STEPS),
         *(settings.keepalive_comment_s, settings.shutdown_s),
     ]

@@ -302,6 +302,52 @@ def test_tools_and_reasoning_from_prompt_to_events(batches: SimpleQueue[Any]) ->
     runtime.close()
 
 
+VARIABLE_TEMPLATE = (
+    "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}"
+    "{% if add_generation_prompt %}{% if persona == 'sage' or (persona is not defined and enable_thinking) %}<think>Hm"
+    "{% elif persona == 'mute' %}<think></think>{% endif %}{% endif %}"
+    "{% if persona == 'odd' and not add_generation_prompt %}!{% endif %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("variables", "switch", "prompt", "reasoning"),
+    [
+        ({}, None, "<think>Hm", "So."),
+        ({}, False, "", ""),
+        ({"persona": "sage"}, None, "<think>Hm", "So."),
+        ({"persona": "sage"}, False, "<think>Hm", "So."),  # whatever was probed of the levels
+        ({"persona": "mute"}, None, "<think></think>", ""),
+        ({"persona": "plain"}, None, "", ""),
+        ({"persona": "odd"}, None, "", "So."),  # it cannot be told: what holds without the variable
+    ],
+)
+def test_variables_of_the_template_decide_whether_reasoning_is_open(
+    batches: SimpleQueue[Any], variables: dict[str, Any], switch: bool | None, prompt: str, reasoning: str
+) -> None:
+    prompts: set[str] = set()
+
+    def script(prompt: tuple[int, ...], choice: int) -> list[int]:
+        prompts.add("".join(map(chr, prompt)))
+        return reply("So.</think>Yes.")
+
+    model = {
+        "output": OutputSyntax(reasoning=("<think>", "</think>")),
+        "thinking": NO_THINKING | {"supported": True, "toggle": "enable_thinking", "levels": [OFF, ON]},
+    }
+    template = "{% set enable_thinking = enable_thinking is not defined or enable_thinking %}" + VARIABLE_TEMPLATE
+    runtime, _ = make_runtime(batches, script, model=model, template=template)
+    conversation = Conversation(
+        [Message("user", "</think><think> who?")], thinking=Thinking(switch=switch), variables=variables
+    )
+    events = run(runtime, GenerationRequest(prompts=[conversation], prompt_field="messages"), batches)
+    assert prompts == {"user:</think><think> who?;" + prompt}
+    assert "".join(event.text for event in events if isinstance(event, Reasoning)) == reasoning
+    without = Conversation(conversation.messages, add_generation_prompt=False, variables=variables)
+    assert not runtime.prepare(GenerationRequest(prompts=[without], prompt_field="messages")).opens_reasoning
+    runtime.close()
+
+
 def test_a_conversation_in_the_terminal() -> None:
     seen: list[str] = []
 

@@ -134,6 +134,8 @@ def with_facts(facts: dict[str, Any]) -> Any:
         ({"output": {"close_token": 4}}, "output.close_token"),
         ({"special_tokens": {"pad_token": 1}}, "special_tokens"),
         ({"special_tokens": ["<s>"]}, "special_tokens"),
+        ({"variables": "today"}, "variables"),
+        ({"variables": ["today", 1]}, "variables"),
     ],
 )
 def test_wrong_facts(facts: dict[str, Any], field: str) -> None:
@@ -145,6 +147,8 @@ def test_facts_of_the_prober() -> None:
     assert served_model(with_facts({"thinking": table}), SETTINGS, kv_pages=5).thinking == table
     for facts in ({}, {"thinking": None}, {"thinking": NO_THINKING}):
         assert served_model(with_facts(facts), SETTINGS, kv_pages=5).thinking == NO_THINKING
+    facts = {"variables": ["persona", "today"]}
+    assert served_model(with_facts(facts), SETTINGS, kv_pages=5).variables == {"persona", "today"}
 
 
 def test_how_a_core_says_what_its_model_writes() -> None:

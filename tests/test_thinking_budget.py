@@ -201,6 +201,10 @@ def test_a_budget_that_could_not_be_kept_is_refused(model: dict[str, Any], refus
         for path in LIMIT:
             status, _, data = running.request("POST", path, body(path, "hi", 3, thinking_token_budget=2), HEADERS)
             assert status == (400 if refused else 200) and (b"thinking_token_budget" in data) == refused, data
+        status, _, data = running.request(
+            "POST", MESSAGES + "/count_tokens", body(MESSAGES, "hi", thinking_token_budget=2), HEADERS
+        )
+        assert status == (400 if refused else 200) and (b"thinking_token_budget" in data) == refused, data
         hint = {"thinking": {"type": "enabled", "budget_tokens": 2}}
         status, _, data = running.request("POST", MESSAGES, body(MESSAGES, "ENDED", 9, **hint), HEADERS)
         assert status == 200 and json.loads(data)["usage"]["output_tokens"] == 5

@@ -100,12 +100,14 @@ class ChatCompletions:
         limit, limit_field = shared.output_limit(request)
         stops = shared.stop_strings(request.stop)
         token_stops = shared.token_stops(request, model.vocabulary, stops)
+        asked = decode_thinking(request, model)
         conversation = Conversation(
             messages=[decode_message(message, f"messages[{i}]", model) for i, message in enumerate(request.messages)],
-            thinking=decode_thinking(request, model.levels),
+            thinking=asked.thinking,
             add_generation_prompt=request.add_generation_prompt is not False,
             continue_final=_continues(request, model),
             tools=decode_tools(request.tools, request.tool_choice, request.parallel_tool_calls, model),
+            variables=asked.variables,
         )
         observations = Observations(request.return_token_ids or False, request.return_token_timestamps or False)
         return shared.decoded(

@@ -63,7 +63,7 @@ class Completions:
         n = request.n or 1
         if request.best_of not in (None, n):
             raise RequestError(f"best_of: {request.best_of} must equal n, {n}; choices are not ranked", param="best_of")
-        decode_thinking(request, model.levels)
+        decode_thinking(request, model)
         limit, limit_field = shared.output_limit(request)
         stops = shared.stop_strings(request.stop)
         token_stops = shared.token_stops(request, model.vocabulary, stops)

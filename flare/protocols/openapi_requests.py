@@ -24,7 +24,20 @@ from flare.protocols import (
 from flare.protocols import fields as shared
 from flare.protocols import responses_decoding as items
 from flare.protocols.ollama import ShowRequest
-from flare.protocols.schemas import MAYBE_TEXT, NULL, REF, SOME_TEXT, TEXT, Schema, any_of, array_of, ref, word, words
+from flare.protocols.schemas import (
+    ANY,
+    MAYBE_TEXT,
+    NULL,
+    REF,
+    SOME_TEXT,
+    TEXT,
+    Schema,
+    any_of,
+    array_of,
+    ref,
+    word,
+    words,
+)
 from flare.protocols.thinking import SWITCH_WORDS
 from flare.served import VALID, ServedModel
 
@@ -56,7 +69,6 @@ THINKING: Mapping[str, Schema] = {
             "additionalProperties": False,
         },
     ),
-    "chat_template_kwargs": nullable_object(reasoning_effort=MAYBE_TEXT, enable_thinking=SWITCH),
 }
 
 
@@ -252,7 +264,7 @@ def request_schemas(model: ServedModel) -> dict[str, Schema]:
             properties.update(kind.narrow.get(name, {}))
             if name in roots:
                 schema.pop("description", None)  # it speaks of the program
-                properties.update(_sampling(model, properties))
+                properties.update(_of_model(model, properties))
                 for inert, reason in kind.inert.items():
                     if inert in properties:
                         properties[inert] = {**properties[inert], "description": f"Without an effect: {reason}."}
@@ -263,8 +275,8 @@ def request_schemas(model: ServedModel) -> dict[str, Schema]:
     return schemas
 
 
-def _sampling(model: ServedModel, properties: Mapping[str, Schema]) -> dict[str, Schema]:
-    """Returns the sampling fields with the values that are taken; where an author gave ranges, others are moved into them."""
+def _of_model(model: ServedModel, properties: Mapping[str, Schema]) -> dict[str, Schema]:
+    """Returns the fields whose values depend on the model. Where an author gave ranges, sampling values are moved into them."""
     fields: dict[str, Schema] = {}
     if model.ranges is None:
         for name, (low, high) in VALID.items():
@@ -274,6 +286,10 @@ def _sampling(model: ServedModel, properties: Mapping[str, Schema]) -> dict[str,
     fields["stop_token_ids"] = any_of(array_of(token, maxItems=shared.MAX_TOKEN_STOPS), NULL)
     sequence = array_of(token, minItems=1, maxItems=shared.MAX_STOP_SEQUENCE)
     fields["stop_token_sequences"] = any_of(array_of(sequence, maxItems=shared.MAX_TOKEN_STOPS), NULL)
+    variables = dict.fromkeys(sorted(model.variables), ANY)
+    variables |= dict.fromkeys(["reasoning_effort", model.thinking["effort"] or "reasoning_effort"], MAYBE_TEXT)
+    variables |= dict.fromkeys(["enable_thinking", model.thinking["toggle"] or "enable_thinking"], SWITCH)
+    fields["chat_template_kwargs"] = nullable_object(**variables)
     return {name: schema for name, schema in fields.items() if name in properties}
 
 

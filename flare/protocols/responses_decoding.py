@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from flare.conversation import Conversation, Message, Role, Thinking, ToolCall, qualified
+from flare.conversation import Conversation, Message, Role, ToolCall, qualified
 from flare.errors import RequestError
 from flare.protocols.fields import refuse_unbuilt
 from flare.protocols.refusals import foreign_type, no_tools, not_one_of, required, shown, unsupported
@@ -23,14 +23,14 @@ from flare.protocols.responses_fields import (
     OutputItem,
     ReasoningItem,
     ResponsesRequest,
-    TemplateFields,
     TextPart,
     converted,
 )
 from flare.protocols.responses_tools import decode_tools
+from flare.protocols.thinking import Asked, agreed, decode_template
 from flare.protocols.tools import check_arguments, check_tool_name
 from flare.served import ServedModel
-from flare.thinking import check_effort, refusal
+from flare.thinking import check_effort
 
 DECODER = msgspec.json.Decoder(ResponsesRequest)
 
@@ -56,25 +56,23 @@ def decode_conversation(request: ResponsesRequest, model: ServedModel) -> Conver
         messages += _Items(model).messages(request.input)
         if not messages:
             raise RequestError("input: there is no message to answer", param="input")
-    return Conversation(messages, thinking=_thinking(request, model), tools=decode_tools(request, model))
+    thinking, variables = _asked(request, model)
+    return Conversation(messages, thinking, tools=decode_tools(request, model), variables=variables)
 
 
-def _thinking(request: ResponsesRequest, model: ServedModel) -> Thinking:
-    """Returns what is asked of the thinking controls.
+def _asked(request: ResponsesRequest, model: ServedModel) -> Asked:
+    """Returns what is asked of the thinking controls, and the further variables of the template.
 
     `reasoning.effort` takes the nearest level that the template has, the template's own variables take exactly theirs.
     Raises RequestError for an effort that no level has as its name, and where the two disagree.
     """
     effort = request.reasoning.effort if request.reasoning is not None else None
-    native = request.chat_template_kwargs or TemplateFields()
-    switch, switch_field = native.enable_thinking, "chat_template_kwargs.enable_thinking"
+    template = decode_template(request.chat_template_kwargs, model)
     if effort is None:
-        return Thinking(native.reasoning_effort, "chat_template_kwargs.reasoning_effort", switch, switch_field)
+        return Asked(agreed(template.levels, template.switches, model.levels), template.variables)
     check_effort(effort, "reasoning.effort", model.levels)
-    if native.reasoning_effort not in (None, effort):
-        field = "chat_template_kwargs.reasoning_effort"
-        raise refusal(field, "disagrees with reasoning.effort", model.levels, code="conflicting_thinking")
-    return Thinking(effort, "reasoning.effort", switch, switch_field, nearest=True)
+    thinking = agreed([("reasoning.effort", effort), *template.levels], template.switches, model.levels)
+    return Asked(msgspec.structs.replace(thinking, nearest=True), template.variables)
 
 
 class _Items:

@@ -37,13 +37,6 @@ class TextFields(msgspec.Struct, forbid_unknown_fields=True):
     verbosity: Any = None
 
 
-class TemplateFields(msgspec.Struct, forbid_unknown_fields=True):
-    """The variables of a chat template that a request may set: those of the thinking controls."""
-
-    reasoning_effort: str | None = None
-    enable_thinking: bool | None = None
-
-
 class ResponsesRequest(SamplingFields, kw_only=True):
     """The body; None is "not sent", `Any` marks the fields of UNBUILT."""
 
@@ -60,7 +53,7 @@ class ResponsesRequest(SamplingFields, kw_only=True):
     reasoning: ReasoningFields | None = None
     text: TextFields | None = None
     include: list[str] | None = None
-    chat_template_kwargs: TemplateFields | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
     thinking_token_budget: PositiveTokens | None = None
 
     client_metadata: dict[str, Any] | None = None

@@ -1,52 +1,117 @@
-"""The spellings of the thinking controls in a request, brought together: one level and one switch."""
+"""The spellings of the thinking controls in a request, brought together: one level and one switch; and the further variables
+of the chat template."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from flare.conversation import Thinking
+from flare.errors import RequestError
+from flare.protocols.endpoint import encode_json
 from flare.protocols.fields import CommonFields
 from flare.protocols.hints import near_field
 from flare.protocols.refusals import shown, unknown_field
+from flare.protocols.tools import check_nesting
+from flare.served import ServedModel
 from flare.thinking import refusal
 
 SWITCH_WORDS = {"enabled": True, "disabled": False}
 
+MAX_VARIABLES_BYTES = 4096
+"""JSON of all template variables of a request but the thinking controls."""
 
-def decode_thinking(fields: CommonFields, levels: list[str]) -> Thinking:
+MAX_VARIABLE_NESTING = 8
+"""Arrays and objects inside each other in one of them."""
+
+KWARGS = "chat_template_kwargs"
+
+Spelling = tuple[str, Any]
+"""A field and its value."""
+
+
+class Asked(NamedTuple):
+    """What a request asks of the thinking controls, and the further variables that it sets."""
+
+    thinking: Thinking
+    variables: dict[str, Any]
+
+
+class TemplateAsked(NamedTuple):
+    """The same of `chat_template_kwargs` alone, as it is spelled there."""
+
+    levels: list[Spelling]
+    switches: list[Spelling]
+    variables: dict[str, Any]
+
+
+def decode_thinking(fields: CommonFields, model: ServedModel) -> Asked:
     """Returns what the request asks for; null means "not sent" in every spelling.
 
-    Level: reasoning_effort, thinking_level, reasoning.effort, chat_template_kwargs.reasoning_effort. Switch:
-    enable_thinking, thinking (true, false or {"type": "enabled" | "disabled"}), chat_template_kwargs.enable_thinking.
-    reasoning.summary has no effect: reasoning comes back whole.
-    Raises RequestError with code invalid_thinking (a wrong type) or conflicting_thinking (two spellings that disagree);
-    `levels` go with it.
+    Level: reasoning_effort, thinking_level, reasoning.effort, chat_template_kwargs. Switch: enable_thinking, thinking (true,
+    false or {"type": "enabled" | "disabled"}), chat_template_kwargs. reasoning.summary has no effect: reasoning comes back
+    whole. Raises RequestError with code invalid_thinking (a wrong type) or conflicting_thinking (two spellings that
+    disagree); the model's levels go with it; and as `decode_template` does.
     """
-    template = _object(fields.chat_template_kwargs, "chat_template_kwargs", levels)
+    levels = model.levels
+    template = decode_template(fields.chat_template_kwargs, model)
     reasoning = _object(fields.reasoning, "reasoning", levels)
-    for name, value, known in (
-        ("chat_template_kwargs", template, {"reasoning_effort", "enable_thinking"}),
-        ("reasoning", reasoning, {"effort", "summary"}),
-    ):
-        for key in value:
-            if key not in known and value[key] is not None:
-                raise unknown_field(f"{name}.{shown(key)}", near_field(key, known))
+    known = {"effort", "summary"}
+    for key in reasoning:
+        if key not in known and reasoning[key] is not None:
+            raise unknown_field(f"reasoning.{shown(key)}", near_field(key, known))
+    if not isinstance(reasoning.get("summary"), str | None):
+        raise refusal("reasoning.summary", "expected a string", levels, code="invalid_thinking")
     asked_levels = _sent(
         ("reasoning_effort", fields.reasoning_effort),
         ("thinking_level", fields.thinking_level),
         ("reasoning.effort", reasoning.get("effort")),
-        ("chat_template_kwargs.reasoning_effort", template.get("reasoning_effort")),
     )
-    asked_switches = _sent(
-        ("enable_thinking", fields.enable_thinking),
-        ("thinking", _switch_word(fields.thinking)),
-        ("chat_template_kwargs.enable_thinking", template.get("enable_thinking")),
-    )
+    asked_switches = _sent(("enable_thinking", fields.enable_thinking), ("thinking", _switch_word(fields.thinking)))
+    thinking = agreed([*asked_levels, *template.levels], [*asked_switches, *template.switches], levels)
+    return Asked(thinking, template.variables)
+
+
+def decode_template(kwargs: Any, model: ServedModel) -> TemplateAsked:
+    """Returns what `chat_template_kwargs` asks for. The thinking controls have their names of this API there, and those of the
+    template, whose efforts are the template's own words.
+
+    Raises RequestError for a variable that the template does not read, and for too many bytes or too deep nesting of those
+    that only the template knows.
+    """
+    table = model.thinking
+    given = {name: value for name, value in _object(kwargs, KWARGS, model.levels).items() if value is not None}
+    asked = TemplateAsked([], [], {})
+    for name, value in given.items():
+        field = f"{KWARGS}.{shown(name)}"
+        if name in ("enable_thinking", table["toggle"]):
+            asked.switches.append((field, value))
+        elif name == table["effort"]:
+            ids = {level["reasoning_effort"]: level["id"] for level in table["levels"]}
+            asked.levels.append((field, ids.get(value, value) if isinstance(value, str) else value))
+        elif name == "reasoning_effort":
+            asked.levels.append((field, value))
+        elif name in model.variables:
+            check_nesting(value, field, MAX_VARIABLE_NESTING)
+            asked.variables[name] = value
+        else:
+            known = sorted({"enable_thinking", "reasoning_effort", *model.variables})
+            raise unknown_field(field, near_field(name, known) or f"it can hold {', '.join(known)}")
+    size = len(encode_json(asked.variables))
+    if size > MAX_VARIABLES_BYTES:
+        text = f"{KWARGS}: {size} bytes of JSON beside the thinking controls, the limit is {MAX_VARIABLES_BYTES}"
+        raise RequestError(text, param=KWARGS)
+    return asked
+
+
+def agreed(asked_levels: Sequence[Spelling], asked_switches: Sequence[Spelling], levels: list[str]) -> Thinking:
+    """Returns the one level and the one switch of all spellings, which come with their fields' names.
+
+    Raises RequestError for a wrong type, and for two that disagree.
+    """
     for name, value in asked_levels:
         if not isinstance(value, str):
             raise refusal(name, "expected a string, the name of a level", levels, code="invalid_thinking")
-    if not isinstance(reasoning.get("summary"), str | None):
-        raise refusal("reasoning.summary", "expected a string", levels, code="invalid_thinking")
     for name, value in asked_switches:
         if not isinstance(value, bool):
             raise refusal(name, "expected true or false", levels, code="invalid_thinking")
@@ -59,7 +124,7 @@ def decode_thinking(fields: CommonFields, levels: list[str]) -> Thinking:
     return Thinking(level, level_field, switch, switch_field)
 
 
-def _sent(*spellings: tuple[str, Any]) -> list[tuple[str, Any]]:
+def _sent(*spellings: Spelling) -> list[Spelling]:
     return [(name, value) for name, value in spellings if value is not None]
 
 

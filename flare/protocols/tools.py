@@ -56,7 +56,7 @@ def check_tool_name(name: str, path: str) -> str:
 
 def check_parameters(parameters: dict[str, Any] | None, path: str) -> dict[str, Any] | None:
     """Returns a tool's JSON Schema, which only guides. Raises RequestError when it nests too deeply."""
-    _check_nesting(parameters, path)
+    check_nesting(parameters, path)
     return parameters
 
 
@@ -94,17 +94,18 @@ def check_arguments(arguments: str, path: str) -> str:
         raise RequestError(f"{path}: {shown(arguments)!r} is not the text of a JSON object", param=path) from None
     if not isinstance(value, dict):
         raise RequestError(f"{path}: {shown(arguments)!r} is JSON, but not an object", param=path)
-    _check_nesting(value, path)
+    check_nesting(value, path)
     return arguments
 
 
-def _check_nesting(value: Any, path: str) -> None:
+def check_nesting(value: Any, path: str, limit: int = MAX_NESTING) -> None:
+    """Raises RequestError for arrays and objects that stand deeper inside each other than `limit`."""
     level = [value]
-    for _ in range(MAX_NESTING):
+    for _ in range(limit):
         level = [child for item in level for child in _children(item) if isinstance(child, dict | list)]
         if not level:
             return
-    raise RequestError(f"{path}: nests deeper than {MAX_NESTING} levels, the limit", param=path)
+    raise RequestError(f"{path}: nests deeper than {limit} levels, the limit", param=path)
 
 
 def _children(value: Any) -> Iterable[Any]:

@@ -17,6 +17,7 @@ from openapi_spec_validator import validate
 
 from flare.protocols.openapi import ROUTES, Route, document
 from flare.served import VALID
+from flare.thinking import NO_THINKING
 from tests.support.live_server import LiveServer, make_model
 from tests.support.schemas import Values, spoiled
 from tests.support.scripted_server import make_runtime
@@ -265,3 +266,17 @@ def test_sampling_bounds_are_the_models() -> None:
         for name, (low, high) in VALID.items():
             schema = schemas["ChatRequest"]["properties"][name]
             assert ((schema.get("minimum"), schema.get("maximum")) == (low, high)) == (ranges is None)
+
+
+def test_template_variables_are_the_models() -> None:
+    thinking = NO_THINKING | {"toggle": "thinking", "effort": "thinking_mode"}
+    model = make_model(thinking=thinking, variables=frozenset({"today", "thinking", "thinking_mode"}))
+    schemas = json.loads(document(model))["components"]["schemas"]
+    for name in ("ChatRequest", "CompletionRequest", "ResponsesRequest"):
+        schema = schemas[name]["properties"]["chat_template_kwargs"]
+        assert set(schema["properties"]) == {
+            *("enable_thinking", "reasoning_effort"),
+            *("thinking", "thinking_mode", "today"),
+        }
+        assert schema["properties"]["today"] == {} and "boolean" in schema["properties"]["thinking"]["type"]
+        assert "string" in schema["properties"]["thinking_mode"]["type"]

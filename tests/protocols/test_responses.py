@@ -229,9 +229,7 @@ def test_efforts_take_the_nearest_level() -> None:
     error = refused(reasoning={"effort": "huge"})
     assert (error.param, error.code) == ("reasoning.effort", "unsupported_reasoning_effort")
     assert error.extra == {"levels": ["low", "high"]}
-    assert decode(reasoning={"effort": None}).thinking == Thinking(
-        switch_field="chat_template_kwargs.enable_thinking", level_field="chat_template_kwargs.reasoning_effort"
-    )
+    assert decode(reasoning={"effort": None}).thinking == Thinking()
     for name in ("context", "mode"):
         assert refused(reasoning={name: "pro"}).param == f"reasoning.{name}"
     decode(reasoning={"context": "auto", "mode": "standard"})

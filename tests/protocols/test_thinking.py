@@ -36,13 +36,20 @@ SWITCH = table("enable_thinking", None, [level("none", False, None), level("on",
 OFF_BY_DEFAULT = table("enable_thinking", None, [level("none", False, None, True), level("on", True, None)])
 ALWAYS = table(None, "reasoning_effort", [level("high", None, "high", True), level("low", None, "low")])
 NOTHING = table(None, None, [])
+NATIVE = table("thinking", "thinking_effort", [level("none", False, None), level("big", True, "BIG", True)])
+MODE = table(
+    None,
+    "thinking_mode",
+    [level("none", False, "disabled"), level("on", True, "enabled", True), level("auto", None, "auto")],
+)
+VARIABLES = frozenset({"enable_thinking", "reasoning_effort", "today", "persona"})
 
 
 def resolve(controls: dict[str, Any], **fields: Any) -> dict[str, Any]:
     """The template variables that a chat request with these fields gets."""
     body = json.dumps({"messages": [{"role": "user", "content": "x"}], **fields}).encode()
-    (prompt,) = ChatCompletions().decode(body, make_model(thinking=controls)).generation.prompts
-    return template_variables(prompt.thinking, controls)
+    (prompt,) = ChatCompletions().decode(body, make_model(thinking=controls, variables=VARIABLES)).generation.prompts
+    return prompt.variables | template_variables(prompt.thinking, controls)
 
 
 @pytest.mark.parametrize(
@@ -113,6 +120,25 @@ def test_a_model_without_controls_does_not_think() -> None:
         (EFFORTS, {"reasoning": "low"}, "invalid_thinking", "reasoning"),
         (EFFORTS, {"reasoning": {"summary": True}}, "invalid_thinking", "reasoning.summary"),
         (EFFORTS, {"chat_template_kwargs": []}, "invalid_thinking", "chat_template_kwargs"),
+        (NATIVE, {"chat_template_kwargs": {"thinking": "on"}}, "invalid_thinking", "chat_template_kwargs.thinking"),
+        (
+            NATIVE,
+            {"chat_template_kwargs": {"thinking_effort": ["BIG"]}},
+            "invalid_thinking",
+            "chat_template_kwargs.thinking_effort",
+        ),
+        (
+            NATIVE,
+            {"chat_template_kwargs": {"thinking_effort": "small"}},
+            "unsupported_reasoning_effort",
+            "chat_template_kwargs.thinking_effort",
+        ),
+        (
+            MODE,
+            {"reasoning_effort": "on", "chat_template_kwargs": {"thinking_mode": "disabled"}},
+            "conflicting_thinking",
+            "chat_template_kwargs.thinking_mode",
+        ),
     ],
 )
 def test_refusals(controls: dict[str, Any], fields: dict[str, Any], code: str, param: str) -> None:
@@ -123,10 +149,52 @@ def test_refusals(controls: dict[str, Any], fields: dict[str, Any], code: str, p
     assert error.extra == {"levels": [item["id"] for item in controls["levels"]]}
 
 
-def test_other_template_variables_are_refused_by_name() -> None:
-    with pytest.raises(RequestError) as caught:
-        resolve(EFFORTS, chat_template_kwargs={"chat_template": "{{ 1 }}"})
-    assert caught.value.param == "chat_template_kwargs.chat_template"
+@pytest.mark.parametrize(
+    ("controls", "kwargs", "variables"),
+    [
+        (NATIVE, {"thinking": False}, {"thinking": False}),
+        (NATIVE, {"thinking": True}, {"thinking": True, "thinking_effort": "BIG"}),
+        (NATIVE, {"thinking_effort": "BIG"}, {"thinking": True, "thinking_effort": "BIG"}),
+        (NATIVE, {"thinking_effort": "BIG", "reasoning_effort": "big"}, {"thinking": True, "thinking_effort": "BIG"}),
+        (NATIVE, {"enable_thinking": False, "thinking": False}, {"thinking": False}),
+        (MODE, {"thinking_mode": "disabled"}, {"thinking_mode": "disabled"}),
+        (MODE, {"thinking_mode": "auto", "reasoning_effort": "auto"}, {"thinking_mode": "auto"}),
+        (MODE, {"enable_thinking": True}, {"thinking_mode": "enabled"}),
+    ],
+)
+def test_the_templates_own_names_and_words(
+    controls: dict[str, Any], kwargs: dict[str, Any], variables: dict[str, Any]
+) -> None:
+    assert resolve(controls, chat_template_kwargs=kwargs) == variables
+
+
+def test_further_variables_of_the_template() -> None:
+    given = {"today": "1 May", "persona": {"name": "é", "traits": [1, None, [True]]}}
+    assert resolve(NOTHING, chat_template_kwargs=given) == given
+    assert resolve(NOTHING, chat_template_kwargs={"today": None, "unknown": None}) == {}
+    asked = {**given, "enable_thinking": False}
+    assert resolve(SWITCH, chat_template_kwargs=asked) == asked
+    deep: Any = 1
+    for _ in range(8):
+        deep = [deep]
+    assert resolve(NOTHING, chat_template_kwargs={"today": deep}) == {"today": deep}
+    size = 4096 - len('{"today":""}')
+    assert resolve(NOTHING, chat_template_kwargs={"today": "x" * size})
+    for kwargs, param, said in (
+        (
+            {"chat_template": "{{ 1 }}"},
+            "chat_template",
+            "unknown field; it can hold enable_thinking, persona, reasoning_ef",
+        ),
+        ({"todaay": 1}, "todaay", "did you mean 'today'?"),
+        ({"today": [deep]}, "today", "nests deeper than 8 levels"),
+    ):
+        with pytest.raises(RequestError, match=said) as caught:
+            resolve(NOTHING, chat_template_kwargs=kwargs)
+        assert caught.value.param == f"chat_template_kwargs.{param}"
+    with pytest.raises(RequestError, match="4097 bytes of JSON") as caught:
+        resolve(NOTHING, chat_template_kwargs={"today": "x" * (size + 1)})
+    assert caught.value.param == "chat_template_kwargs"
 
 
 def test_raw_prompts_check_the_fields_but_have_no_template() -> None:
