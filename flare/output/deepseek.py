@@ -13,12 +13,13 @@ from typing import Any, Literal
 
 import msgspec
 
-from flare.conversation import MAX_NESTING
 from flare.errors import InputError
-from flare.output.interface import OutputError, Piece
-from flare.output.json_objects import MAX_CALL_BYTES, ObjectReader, call_arguments, malformed, read_object
+from flare.output.faults import cut_off, malformed, nameless, not_json
+from flare.output.interface import Piece
+from flare.output.json_objects import ObjectReader, call_arguments, read_object
 from flare.output.openers import ReplyFormat
 from flare.output.rules import Rules
+from flare.output.scanning import Room
 
 _REASONED = "</think>"
 _OPENING, _CLOSING = "<｜DSML｜", ("</｜DSML｜tool_calls>", "</｜DSML｜ calls>")
@@ -66,11 +67,11 @@ class DeepseekMachine:
         "_arguments",
         "_chunk",
         "_close_token",
-        "_left",
         "_name",
         "_opened",
         "_parser",
         "_pending",
+        "_room",
         "_rules",
         "_shown",
         "_stage",
@@ -101,7 +102,7 @@ class DeepseekMachine:
         self._stage: Literal["reasoning", "answer", "calls", "over"] = "reasoning" if opens_reasoning else "answer"
         self._tail = ""  # the latest text, as far as a tag may have begun in it
         self._opened = False  # a tag has been opened, and no call has begun with it
-        self._left = MAX_CALL_BYTES  # bytes that the call may yet have, as it is written
+        self._room = Room()
         self._shown = False  # the token made reasoning visible
         self._pending = 0  # tokens within reasoning that are part of a delimiter or a tag, perhaps
         self.reasoning_tokens = 0
@@ -135,7 +136,7 @@ class DeepseekMachine:
         if self._shown:
             self.reasoning_tokens += self._pending
         if natural and (cut or self._opened):
-            raise OutputError("the model ended its answer within a tool call")
+            raise cut_off()
         if self._rules is not None:
             self._rules.end()
 
@@ -148,7 +149,7 @@ class DeepseekMachine:
                 assert self._rules is not None
                 self._rules.begin()
                 self._name, self._opened = block.name, False
-                self._arguments = ObjectReader(limit=MAX_CALL_BYTES, max_depth=MAX_NESTING)
+                self._arguments = ObjectReader()
             if delta is None:
                 continue
             if delta.thinking:
@@ -163,13 +164,13 @@ class DeepseekMachine:
     def _argument(self, text: str, closes: bool) -> Iterator[Piece]:
         assert self._arguments is not None and self._rules is not None
         if self._arguments.feed(text, 0) < len(text):
-            raise malformed()
+            raise not_json()
         if not closes or text not in ("}", "{}"):
             return
         if not self._name.strip():
-            raise OutputError("the model wrote a tool call without a name")
+            raise nameless()
         arguments = call_arguments(read_object(self._arguments.text))
-        self._arguments, self._tail, self._left = None, "", MAX_CALL_BYTES
+        self._arguments, self._tail, self._room = None, "", Room()
         yield Piece("call", call=self._rules.complete(self._name, arguments))
 
     def _follow(self, part: str) -> None:
@@ -178,9 +179,7 @@ class DeepseekMachine:
         `part` is a bar, or has none.
         """
         if self._stage == "calls":
-            self._left -= len(part.encode())
-            if self._left < 0:
-                raise OutputError(f"the model wrote a tool call of more than {MAX_CALL_BYTES} bytes")
+            self._room.take(part)
         if self._stage == "over" or self._arguments is not None:
             return
         text = self._tail + part
@@ -191,7 +190,7 @@ class DeepseekMachine:
             self._stage, self._opened = "calls", True
         elif self._stage == "calls" and any(tag in text for tag in _CLOSING):
             if self._opened:
-                raise OutputError("the model wrote a tool call that is not valid DSML")
+                raise malformed("a tag that opens nothing")
             self._stage = "over"
         self._tail = text[1 - _LONGEST :]
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Literal
 
-from flare.output.interface import OutputError, OutputSyntax, Piece
+from flare.output.faults import cut_off
+from flare.output.interface import OutputSyntax, Piece
 from flare.output.markers import Markers
 from flare.output.rules import Rules
 
@@ -54,13 +55,13 @@ class FramedMachine:
     def end(self, *, natural: bool) -> Iterable[Piece]:
         self._shown = False
         held, self._held = self._held, ""
-        if held:
+        if held and self._kind is not None:  # where no text is shown, it is a marker that was cut
             yield from self._text(held)
         yield from self._end()
         if self._shown:
             self.reasoning_tokens += self._pending
         if natural and self._cut():
-            raise OutputError("the model ended its answer within a tool call")
+            raise cut_off()
         if self._rules is not None:
             self._rules.end()
 

@@ -19,9 +19,10 @@ import re
 from functools import partial
 
 from flare.conversation import Tools
-from flare.output.interface import OutputError
+from flare.output.faults import malformed
 from flare.output.openers import CallFormat, Opener
-from flare.output.tag_reader import MAX_NAME_WRITTEN, Said, TagReader
+from flare.output.scanning import MAX_NAME_WRITTEN, Said
+from flare.output.tag_reader import TagReader
 
 WRAPPER, WRAPPER_END = "<tool_call>", "</tool_call>"
 FUNCTION, FUNCTION_END = "<function=", "</function>"
@@ -46,12 +47,12 @@ class FunctionReader(TagReader):
 
     @property
     def incomplete(self) -> bool:
-        return super().incomplete or self._state is not FunctionReader._outside
+        return super().incomplete or self._state is not FunctionReader._outside or self._seen[1:2] == FUNCTION[1]
 
     def _outside(self, data: str, at: int) -> tuple[Said, int]:
         wanted = (FUNCTION, WRAPPER_END) if self._after else (FUNCTION,)
         tag, at = self._tag(data, at, wanted, spaced=True)
-        if tag is None:
+        if tag == "":
             return "text", at
         if tag == WRAPPER_END:
             return "done", at
@@ -72,7 +73,7 @@ class FunctionReader(TagReader):
     def _first(self, data: str, at: int) -> tuple[Said, int]:
         """Behind the header: whether a call begins."""
         tag, at = self._tag(data, at, (PARAMETER, FUNCTION_END), spaced=True)
-        if tag is None:
+        if tag == "":
             return "text", at
         if tag == PARAMETER:
             self._state = FunctionReader._parameter_name
@@ -92,7 +93,7 @@ class FunctionReader(TagReader):
             if not self.within:
                 return "text", at
             if not self._open:
-                raise OutputError("the model wrote a tool call with a parameter whose tag is not closed")
+                raise malformed("a parameter's tag is not closed")
             self._value += (PARAMETER, self._name)
             self._name, self._state = "", FunctionReader._parameter_value
             return "more", at
@@ -120,8 +121,8 @@ class FunctionReader(TagReader):
 
     def _between(self, data: str, at: int) -> tuple[Said, int]:
         tag, at = self._tag(data, at, (PARAMETER, FUNCTION_END), spaced=True)
-        if tag is None:
-            raise OutputError("the model wrote a tool call with text between its parameters")
+        if tag == "":
+            raise malformed("text between its parameters")
         if tag == FUNCTION_END:
             return self._complete(FunctionReader._outside, at)
         if tag:

@@ -14,10 +14,11 @@ import re
 from typing import Literal
 
 from flare.conversation import MAX_NESTING
+from flare.output.faults import malformed, nameless, too_deep
 from flare.output.interface import OutputError
 from flare.output.json_objects import call_arguments, read_object
 from flare.output.openers import CallFormat, Opener
-from flare.output.scanning import SPACE, Expected, Room, Until, broken
+from flare.output.scanning import SPACE, Expected, Room, Said, Until
 
 OPENER, CLOSER = "<|tool_call>", "<tool_call|>"
 OPENERS = (Opener(OPENER),)
@@ -62,7 +63,7 @@ class Gemma4Reader:
     def incomplete(self) -> bool:
         return self._next != "end" or self._between.seen.startswith((_CALL[0], OPENER[:2]))
 
-    def feed(self, data: str, at: int) -> tuple[Literal["more", "begun", "call", "text", "done"], int]:
+    def feed(self, data: str, at: int) -> tuple[Said, int]:
         if self._next == "opener":
             self._begin("head")
             return "begun", at
@@ -80,7 +81,7 @@ class Gemma4Reader:
             return "more", at
         name = "".join(self._name).strip(SPACE)
         if not name:
-            raise OutputError("the model wrote a tool call without a name")
+            raise nameless()
         self.call = (name, call_arguments(read_object(self._arguments.text)))
         self._next, self._between = "end", Expected(CLOSER, OPENER, _CALL)
         self._arguments = ArgumentsReader()
@@ -94,7 +95,7 @@ class Gemma4Reader:
     def _head(self, data: str, at: int) -> int:
         word, at = self._between.feed(data, at)
         if word == "":
-            raise broken(f"{data[at]!r} where {_CALL!r} is due")
+            raise malformed(f"{data[at]!r} where {_CALL!r} is due")
         if word:
             self._next = "name"
         return at
@@ -105,18 +106,18 @@ class Gemma4Reader:
         if found is None:
             return len(data)
         if found[0] != "{":
-            raise broken(f"{found[0]!r} in the name of the tool, where '{{' is due")
+            raise malformed(f"{found[0]!r} in the name of the tool, where '{{' is due")
         self._next = "arguments"
         return found.start()
 
-    def _end(self, data: str, at: int) -> tuple[Literal["more", "begun", "done"], int]:
+    def _end(self, data: str, at: int) -> tuple[Said, int]:
         word, at = self._between.feed(data, at)
         if word is None:
             return "more", at
         if word == CLOSER:
             return "done", at
         if word == "":
-            raise broken(f"{data[at]!r} where {CLOSER!r} is due")
+            raise malformed(f"{data[at]!r} where {CLOSER!r} is due")
         self._begin("head" if word == OPENER else "name")
         return "begun", at
 
@@ -219,7 +220,7 @@ class ArgumentsReader:
             return
         if mark in "{[" and self._due == "value":
             if len(self._stack) == MAX_NESTING:
-                raise OutputError(f"the model wrote a tool call whose arguments nest deeper than {MAX_NESTING} levels")
+                raise too_deep()
             self._stack.append(mark)
             self._due, self._empty = "key" if mark == "{" else "value", True
         elif mark in "}]" and self._stack[-1] == _OPENS[mark] and (self._empty or self._due == "comma"):
@@ -241,7 +242,7 @@ class ArgumentsReader:
 
     def _misplaced(self, text: str) -> OutputError:
         due = {"key": "a key", "colon": "a colon", "value": "a value", "comma": "a comma or the end"}[self._due]
-        return broken(f"{text[:20]!r} where {due} is due")
+        return malformed(f"{text[:20]!r} where {due} is due")
 
 
 def _bare_value(text: str) -> str | None:

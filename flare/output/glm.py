@@ -11,9 +11,10 @@ import re
 from collections.abc import Iterator
 
 from flare.conversation import Tools, qualified
-from flare.output.interface import OutputError
+from flare.output.faults import malformed
 from flare.output.openers import CallFormat, Opener
-from flare.output.tag_reader import MAX_NAME_WRITTEN, Said, TagReader
+from flare.output.scanning import MAX_NAME_WRITTEN, Said
+from flare.output.tag_reader import TagReader
 
 CALL, CALL_END = "<tool_call>", "</tool_call>"
 KEY, KEY_END = "<arg_key>", "</arg_key>"
@@ -47,9 +48,9 @@ class GlmReader(TagReader):
     def _first(self, data: str, at: int) -> tuple[Said, int]:
         """Behind the function's name: whether a call begins."""
         tag, at = self._tag(data, at, (KEY, CALL_END), spaced=False)
-        if tag == "":
+        if tag is None:
             return "more", at
-        if tag is None or not (self._is_name() or (tag == KEY and not self._name)):
+        if tag == "" or not (self._is_name() or (tag == KEY and not self._name)):
             return "text", at
         self._begin(self._name)
         self._name = ""
@@ -81,7 +82,7 @@ class GlmReader(TagReader):
         begin = at
         tag, at = self._tag(data, at, (KEY_END,), spaced=False)
         self._tried.append(data[begin:at])
-        if tag is None:
+        if tag == "":
             self._no_argument()
         elif tag:
             self._state = GlmReader._value_begin
@@ -91,7 +92,7 @@ class GlmReader(TagReader):
         begin = at
         tag, at = self._tag(data, at, (VALUE,), spaced=True)
         self._tried.append(data[begin:at])
-        if tag is None:
+        if tag == "":
             self._no_argument()
         elif tag:
             if self._open:
@@ -104,7 +105,7 @@ class GlmReader(TagReader):
     def _no_argument(self) -> None:
         """What has been read are not the tags of an argument. Within a value it belongs to the value."""
         if not self._open:
-            raise OutputError("the model wrote a tool call with an argument that is not a name and a value")
+            raise malformed("an argument that is not a name and a value")
         tried = "".join(self._tried)
         self._value.append(tried.removesuffix(self._seen))  # what may begin another tag is read on
         self._tried.clear()
@@ -124,8 +125,8 @@ class GlmReader(TagReader):
 
     def _between(self, data: str, at: int) -> tuple[Said, int]:
         tag, at = self._tag(data, at, (KEY, CALL_END), spaced=True)
-        if tag is None:
-            raise OutputError("the model wrote a tool call with text between its arguments")
+        if tag == "":
+            raise malformed("text between its arguments")
         if tag == CALL_END:
             return self._complete(GlmReader._done, at)
         if tag:

@@ -1,4 +1,4 @@
-"""JSON objects that a model writes: where one ends, and its members in canonical form.
+"""JSON objects that a model writes: where one ends, its members, and a call's arguments in canonical form.
 
 Nothing here backtracks: the end is found in one pass, whatever the pieces, and the members are read once it is known.
 """
@@ -7,22 +7,18 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
 from flare.conversation import MAX_ARGUMENTS_BYTES, MAX_NESTING
+from flare.output.faults import malformed, nameless, nameless_argument, not_json, repeated, too_deep
 from flare.output.interface import OutputError
+from flare.output.scanning import MAX_CALL_BYTES, SPACE, Room
 
 _OUTSIDE = re.compile(r"[^ \t\n\r0-9A-Za-z+\-.,:]")  # what can open or close something, and what is no JSON at all
 _INSIDE = re.compile(r'["\\\x00-\x1f]')
-
-MAX_CALL_BYTES = 2 * MAX_ARGUMENTS_BYTES
-"""Most bytes of UTF-8 of a call as it is written: arguments within a string, or between tags, take more room than JSON."""
-
-
-def malformed() -> OutputError:
-    return OutputError("the model wrote a tool call that is not valid JSON")
 
 
 class ObjectReader:
@@ -31,11 +27,11 @@ class ObjectReader:
     What no JSON can hold is refused at once; the rest is checked by `read_object`, when the whole text is there.
     """
 
-    __slots__ = ("_depth", "_escaped", "_left", "_limit", "_max_depth", "_parts", "_string", "complete")
+    __slots__ = ("_depth", "_escaped", "_max_depth", "_parts", "_room", "_string", "complete")
 
-    def __init__(self, *, limit: int, max_depth: int) -> None:
+    def __init__(self, *, limit: int = MAX_CALL_BYTES, max_depth: int = MAX_NESTING) -> None:
         """`limit`: most bytes of the object as it is written; `max_depth`: most levels, its own included."""
-        self._limit = self._left = limit
+        self._room = Room(limit)
         self._max_depth = max_depth
         self._parts: list[str] = []
         self._depth = 0
@@ -65,9 +61,7 @@ class ObjectReader:
             at = found.end()
             self._take(found[0])
         part = data[begin:at]
-        self._left -= len(part.encode())
-        if self._left < 0:
-            raise OutputError(f"the model wrote a tool call of more than {self._limit} bytes")
+        self._room.take(part)
         self._parts.append(part)
         return at
 
@@ -76,17 +70,17 @@ class ObjectReader:
             self._string = not self._string
         elif self._string:
             if char != "\\":
-                raise malformed()
+                raise not_json()
             self._escaped = True
         elif char in "{[":
             self._depth += 1
             if self._depth > self._max_depth:
-                raise OutputError(f"the model wrote a tool call whose arguments nest deeper than {MAX_NESTING} levels")
+                raise too_deep()
         elif char in "]}" and self._depth:
             self._depth -= 1
             self.complete = self._depth == 0
         else:
-            raise malformed()
+            raise not_json()
 
 
 def read_object(text: str) -> dict[str, Any]:
@@ -108,7 +102,7 @@ def read_value(text: str) -> Any:
             text, parse_int=_integer, parse_float=msgspec.Raw, parse_constant=_constant, object_pairs_hook=_members
         )
     except (ValueError, RecursionError):
-        raise malformed() from None
+        raise not_json() from None
 
 
 def canonical(value: dict[str, Any]) -> str:
@@ -116,7 +110,26 @@ def canonical(value: dict[str, Any]) -> str:
     try:
         return msgspec.json.encode(value).decode()
     except UnicodeEncodeError:
-        raise malformed() from None  # half a surrogate pair
+        raise not_json() from None  # half a surrogate pair
+
+
+def read_call(text: str, arguments: Sequence[str] = ("arguments",), ignored: Sequence[str] = ()) -> tuple[str, str]:
+    """Returns name and arguments of a call that is one JSON object.
+
+    The member with the arguments has one of the names `arguments`; members named in `ignored` may stand beside it. Raises
+    OutputError.
+    """
+    members = read_object(text)
+    if unknown := members.keys() - {"name", *arguments, *ignored}:
+        raise malformed(f"the member {min(unknown)[:80]!r}")
+    name = members.get("name")
+    if not isinstance(name, str) or not name.strip():
+        raise nameless()
+    canonical({"name": name})  # for its complaints
+    given = [members[member] for member in arguments if member in members]
+    if len(given) > 1:
+        raise malformed("it has arguments twice")
+    return name, call_arguments(given[0] if given else None)
 
 
 def call_arguments(value: Any) -> str:
@@ -127,14 +140,14 @@ def call_arguments(value: Any) -> str:
     if value is None:
         return "{}"
     if isinstance(value, str):
-        reader = ObjectReader(limit=MAX_ARGUMENTS_BYTES, max_depth=MAX_NESTING)
-        if value[reader.feed(value, 0) :].strip(" \t\n\r") or not reader.complete:
-            raise malformed()
+        reader = ObjectReader(limit=MAX_ARGUMENTS_BYTES)
+        if value[reader.feed(value, 0) :].strip(SPACE) or not reader.complete:
+            raise not_json()
         value = read_object(reader.text)
     if not isinstance(value, dict):
         raise OutputError("the model wrote a tool call whose arguments are not a JSON object")
     if "" in value:
-        raise OutputError("the model wrote a tool call that has an argument without a name")
+        raise nameless_argument()
     text = canonical(value)
     if len(text.encode()) > MAX_ARGUMENTS_BYTES:
         raise OutputError(f"the model wrote a tool call whose arguments have more than {MAX_ARGUMENTS_BYTES} bytes")
@@ -144,7 +157,7 @@ def call_arguments(value: Any) -> str:
 def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     members = dict(pairs)
     if len(members) != len(pairs):
-        raise OutputError("the model wrote a tool call that has the same member twice")
+        raise repeated(name for name, _ in pairs)
     return members
 
 
@@ -153,4 +166,4 @@ def _integer(text: str) -> Any:
 
 
 def _constant(text: str) -> Any:
-    raise malformed()  # NaN, Infinity and -Infinity, which Python would take
+    raise not_json()  # NaN, Infinity and -Infinity, which Python would take

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from flare.output.faults import cut_off, malformed
 from flare.output.framed import FramedMachine
 from flare.output.interface import OutputError, OutputSyntax, Piece
 from flare.output.markers import marker_set
@@ -55,10 +56,10 @@ class KimiMachine(FramedMachine):
             tag, self._tag = Tag(self._opens, "".join(self._tag)), None
             begins = tag.opens and tag.name == "call" and self._rules is not None
             if marker != SEP and (begins or self._call is not None):
-                raise OutputError("the model wrote a tool call with a tag that is not closed")
+                raise malformed("a tag that is not closed")
             yield from self._take(tag)
         elif marker == SEP and self._call is not None:
-            raise OutputError("the model wrote a tool call with a separator where none can stand")
+            raise malformed("a separator where none can stand")
         if marker == END:
             self._close_message()
         elif marker != SEP and self._place != "ended":
@@ -129,7 +130,7 @@ class KimiMachine(FramedMachine):
 
     def _close_message(self) -> None:
         if self._cut():
-            raise OutputError("the model ended its answer within a tool call")
+            raise cut_off()
         self._move("ended")
 
     def _move(self, place: str) -> None:

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator
 
-from flare.output.interface import CallReader, OutputError, OutputSyntax, Piece
+from flare.output.faults import cut_off
+from flare.output.interface import CallReader, OutputSyntax, Piece
 from flare.output.markers import marker_set
 from flare.output.openers import Calls
 from flare.output.rules import Rules
@@ -107,7 +108,7 @@ class Machine:
         if reader is not None:
             if reader.incomplete:
                 if natural:
-                    raise OutputError("the model ended its answer within a tool call")
+                    raise cut_off()
                 self._blank.clear()  # what was left out is part of the answer
         elif self._held:
             held, self._held = self._held, ""

@@ -13,25 +13,18 @@ Deployed checkpoints leave out the opening tag of a first argument (`:text:</KEY
 
 from __future__ import annotations
 
-import html
-import re
-from typing import Literal
-
 from flare.conversation import MAX_NESTING, Tools
-from flare.output.argument_types import schema_of
 from flare.output.elements import Element, arguments_of
-from flare.output.interface import OutputError
+from flare.output.faults import malformed, nameless, too_deep
 from flare.output.openers import CallFormat, Opener
-from flare.output.scanning import SPACE, Expected, Room, Until, broken
+from flare.output.scanning import SPACE, Expected, Room, Said, Until, unescaped
+from flare.output.schemas import Schemas
 
 PREFIX = "]<]minimax[>["
 BLOCK, INVOKE = "tool_call", "invoke"
 OPENERS = (Opener(f"{PREFIX}<{BLOCK}>"),)
 
 _TAG = f"{PREFIX}<"
-_ENTITY = re.compile(r"&(?:amp|lt|gt|quot|apos|#[0-9]{1,7}|#[xX][0-9a-fA-F]{1,6});")
-
-_Said = Literal["more", "begun", "call", "text", "done"]
 
 
 class MiniMaxReader:
@@ -66,9 +59,9 @@ class MiniMaxReader:
     def incomplete(self) -> bool:
         return self.within or (self._tag is not None and self._tag.text[:1] not in ("", "/"))
 
-    def feed(self, data: str, at: int) -> tuple[_Said, int]:
+    def feed(self, data: str, at: int) -> tuple[Said, int]:
         begin, within = at, self.within
-        said: _Said = "more"
+        said: Said = "more"
         while said == "more" and at < len(data):
             if self._tag is None:
                 at = self._read_before(data, at)
@@ -98,16 +91,16 @@ class MiniMaxReader:
                 return at
             if word == "":
                 if self._before.seen != PREFIX or len(self._open) != 1:
-                    raise broken(f"{data[at]!r} where a tag is due")
+                    raise malformed(f"{data[at]!r} where a tag is due")
                 self._open.append(Element(None))
                 self._before = Until(_TAG)
                 return at
         self._tag = Until(">")
         return at
 
-    def _take(self, tag: str) -> _Said:
+    def _take(self, tag: str) -> Said:
         """Takes a tag, without its brackets, and decides what may stand behind it."""
-        said: _Said = "more"
+        said: Said = "more"
         if self._open:
             said = self._take_inner(tag)
         elif tag[: len(INVOKE)] == INVOKE and tag[len(INVOKE) :][:1] in SPACE:
@@ -121,30 +114,30 @@ class MiniMaxReader:
         elif tag == f"/{BLOCK}" and self._called:
             said = "done"
         elif tag != BLOCK or not self._called:
-            raise broken(f"the tag {tag[:20]!r} where {INVOKE!r} is due")
+            raise malformed(f"the tag {tag[:20]!r} where {INVOKE!r} is due")
         self._tag, self._quote = None, ""
         leaf = len(self._open) > 1 and not self._open[-1].members
         self._before = Until(_TAG) if leaf else Expected(_TAG)
         return said
 
-    def _take_inner(self, tag: str) -> _Said:
+    def _take_inner(self, tag: str) -> Said:
         top = self._open[-1]
         if not tag.startswith("/"):
             if top.name is None or top.text.strip():
-                raise broken(f"the tag {tag[:20]!r} behind text")
+                raise malformed(f"the tag {tag[:20]!r} behind text")
             if len(self._open) > MAX_NESTING:
-                raise OutputError(f"the model wrote a tool call whose arguments nest deeper than {MAX_NESTING} levels")
+                raise too_deep()
             self._open.append(Element(tag))
             return "more"
         if top.name is None:
             top.name = tag[1:]
         elif top.name != tag[1:]:
-            raise broken(f"the closing tag {tag[:20]!r} within {top.name[:20]!r}")
+            raise malformed(f"the closing tag {tag[:20]!r} within {top.name[:20]!r}")
         self._open.pop()
         if self._open:
             self._open[-1].members.append(top)
             return "more"
-        self.call = (self._name, arguments_of(top, schema_of(self._tools, self._name)))
+        self.call = (self._name, arguments_of(top, Schemas.of_tool(self._tools, self._name)))
         self._called = True
         return "call"
 
@@ -154,12 +147,12 @@ def _name(tag: str) -> str | None:
     attribute, _, value = tag[len(INVOKE) :].partition("=")
     value = value.strip(SPACE)
     if attribute.strip(SPACE) != "name" or value[:1] not in ('"', "'"):
-        raise broken(f"the tag {tag[:20]!r} without a name")
+        raise malformed(f"the tag {tag[:20]!r} without a name")
     if len(value) < 2 or value[-1] != value[0]:
         return None
-    name = _ENTITY.sub(lambda entity: html.unescape(entity[0]), value[1:-1])
+    name = unescaped(value[1:-1])
     if not name.strip():
-        raise OutputError("the model wrote a tool call without a name")
+        raise nameless()
     return name
 
 

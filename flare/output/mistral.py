@@ -12,19 +12,18 @@ from __future__ import annotations
 
 from typing import Literal
 
-from flare.conversation import MAX_NESTING, Tools, qualified
-from flare.output.interface import OutputError
-from flare.output.json_calls import SPACE, JsonCallsReader
-from flare.output.json_objects import MAX_CALL_BYTES, ObjectReader, call_arguments, malformed, read_object
+from flare.conversation import Tools, qualified
+from flare.output.faults import nameless, not_json
+from flare.output.json_calls import ArrayReader
+from flare.output.json_objects import ObjectReader, call_arguments, read_object
 from flare.output.openers import CallFormat, Opener
 from flare.output.rules import LONGEST_NAME
+from flare.output.scanning import SPACE, Said
 
 OPENER = "[TOOL_CALLS]"
 OPENERS = (Opener(OPENER),)
 
 _ARGUMENTS, _ID = "[ARGS]", "[CALL_ID]"
-
-_Said = Literal["more", "begun", "call", "text", "done"]
 
 
 class MistralReader:
@@ -39,9 +38,9 @@ class MistralReader:
         self._mark = ""  # the beginning of [ARGS] or [CALL_ID], perhaps
         self._id = ""
         self._place: Literal["name", "id", "arguments", "object", "end"] = "name"
-        self._object = ObjectReader(limit=MAX_CALL_BYTES, max_depth=MAX_NESTING)
+        self._object = ObjectReader()
         self._call = ("", "")
-        self._array: JsonCallsReader | None = None  # reads the first form, once it is known to be that
+        self._array: ArrayReader | None = None  # reads the first form, once it is known to be that
         self.certain = len(OPENER)
 
     @property
@@ -60,7 +59,7 @@ class MistralReader:
     def incomplete(self) -> bool:
         return self._place != "end" if self._array is None else self._array.incomplete
 
-    def feed(self, data: str, at: int) -> tuple[_Said, int]:
+    def feed(self, data: str, at: int) -> tuple[Said, int]:
         if self._array is not None:
             said, at = self._array.feed(data, at)
             self.certain = self._array.certain
@@ -74,7 +73,7 @@ class MistralReader:
                 return "done", at
         return self._read_arguments(data, at)
 
-    def _read_name(self, data: str, at: int) -> tuple[_Said, int]:
+    def _read_name(self, data: str, at: int) -> tuple[Said, int]:
         begin = at
         for at in range(begin, len(data)):
             char = data[at]
@@ -103,18 +102,18 @@ class MistralReader:
             return True
         return any(qualified(tool.namespace, tool.name).startswith(self._name) for tool in self._tools.offered)
 
-    def _begin(self, place: Literal["id", "arguments", "object"], at: int) -> tuple[_Said, int]:
+    def _begin(self, place: Literal["id", "arguments", "object"], at: int) -> tuple[Said, int]:
         self._place, self._parts, self.certain = place, [], 0
         return "begun", at
 
-    def _read_array(self, data: str, begin: int, at: int) -> tuple[_Said, int]:
+    def _read_array(self, data: str, begin: int, at: int) -> tuple[Said, int]:
         """Passes on to the reader of the first form. It is to see the bracket that is held as `_mark`."""
         self._parts.append(data[begin:at])
-        self._array = JsonCallsReader("".join(self._parts).removesuffix(self._mark), None)
+        self._array = ArrayReader("".join(self._parts).removesuffix(self._mark), None)
         self._array.feed(self._mark, 0)
         return self.feed(data, at)
 
-    def _read_id(self, data: str, at: int) -> tuple[_Said, int]:
+    def _read_id(self, data: str, at: int) -> tuple[Said, int]:
         begin = at
         for at in range(begin, len(data)):
             self._id += data[at]
@@ -122,24 +121,24 @@ class MistralReader:
                 self._place = "arguments"
                 return self._read_arguments(data, at + 1)
             if len(self._id) > LONGEST_NAME:
-                raise malformed()
+                raise not_json()
         return "more", len(data)
 
-    def _read_arguments(self, data: str, at: int) -> tuple[_Said, int]:
+    def _read_arguments(self, data: str, at: int) -> tuple[Said, int]:
         if self._place == "arguments":
             while at < len(data) and data[at] in SPACE:
                 at += 1
             if at == len(data):
                 return "more", at
             if data[at] != "{":
-                raise malformed()
+                raise not_json()
             self._place = "object"
         at = self._object.feed(data, at)
         if not self._object.complete:
             return "more", at
         name = self._name.strip(SPACE)
         if not name:
-            raise OutputError("the model wrote a tool call without a name")
+            raise nameless()
         self._call = name, call_arguments(read_object(self._object.text))
         self._place = "end"
         return "call", at

@@ -24,6 +24,7 @@ from flare.output.interface import OutputError, OutputSyntax, Piece
 from flare.output.markers import marker_set
 from flare.output.openers import ReplyFormat
 from flare.output.rules import Rules
+from flare.output.scanning import SPACE
 
 MARKERS = START, MESSAGE, EOM, EOT = "<|start|>", "<|message|>", "<|eom|>", "<|eot|>"
 
@@ -36,7 +37,6 @@ Place = Literal["outside", "header", "reasoning", "answer", "dropped", "call", "
 _ROLE, _TO = "assistant", "to="
 _PLACES: dict[str, Place] = {"self": "reasoning", "user": "answer", "commentary": "answer", "developer": "dropped"}
 _SHOWN: dict[Place, Literal["text", "reasoning"]] = {"reasoning": "reasoning", "answer": "text"}
-_SPACE = " \t\n\r"
 
 
 class MuseMachine(FramedMachine):
@@ -96,7 +96,7 @@ class MuseMachine(FramedMachine):
     def _plain(self, text: str) -> bool:
         if _word_at(text, self._edge) < len(text):
             return False
-        self._edge = text[-1] in _SPACE
+        self._edge = text[-1] in SPACE
         return True
 
     def _open(self) -> Iterator[Piece]:
@@ -130,7 +130,7 @@ class MuseMachine(FramedMachine):
         data = self._header + text
         at = _word_at(data, self._edge)
         self._header = data[at:]
-        self._edge = at < len(data) or data[-1] in _SPACE
+        self._edge = at < len(data) or data[-1] in SPACE
         if at:
             yield from self._body(data[:at])
 
@@ -146,10 +146,12 @@ class MuseMachine(FramedMachine):
             yield from self._show(text)
             return
         assert self._rules is not None
-        for said in self._reader.feed(text):
+        at = 0
+        while at < len(text):
+            said, at = self._reader.feed(text, at)
             if said == "begun":
                 self._rules.begin()
-            else:
+            elif said == "call":
                 yield Piece("call", call=self._rules.complete(*self._reader.call))
 
     def _move(self, place: Place) -> None:
@@ -188,7 +190,7 @@ def _word_at(text: str, edge: bool) -> int:
 
     `edge`: a word may begin where the text begins.
     """
-    at = 1 + max(text.rfind(space) for space in _SPACE)
+    at = 1 + max(text.rfind(space) for space in SPACE)
     word = text[at : at + MAX_HEADER + 1]
     if not word or len(word) > MAX_HEADER or (at == 0 and not edge):
         return len(text)

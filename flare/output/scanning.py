@@ -1,34 +1,70 @@
-"""What readers of tagged calls are made from: words and text that come in pieces, and the bound of a call.
+"""What readers of calls are made from: words and text that come in pieces, entities, and the bound of a call.
 
 Nothing here backtracks, and a character is looked at a bounded number of times, however the text is cut.
 """
 
 from __future__ import annotations
 
-from flare.output.interface import OutputError
-from flare.output.json_objects import MAX_CALL_BYTES
+import html
+import re
+from typing import Literal
+
+from flare.conversation import MAX_ARGUMENTS_BYTES
+from flare.output.faults import too_long
+
+Said = Literal["more", "begun", "call", "text", "done"]
+"""What came of a text, see `CallReader.feed`."""
 
 SPACE = " \t\n\r"
 
+MAX_CALL_BYTES = 2 * MAX_ARGUMENTS_BYTES
+"""Most bytes of UTF-8 of a call as it is written: arguments within a string, or between tags, take more room than JSON."""
 
-def broken(what: str) -> OutputError:
-    """The error for a call that its format does not allow. Of the model's text `what` holds 80 characters at most."""
-    return OutputError(f"the model wrote a tool call that is not well formed: {what}")
+MAX_NAME_WRITTEN = 1024
+"""Most characters of a name between tags, or of a tag that holds one."""
+
+_ENTITY = re.compile(r"&(?:amp|lt|gt|quot|apos|#[0-9]{1,7}|#[xX][0-9a-fA-F]{1,6});")
+
+
+def unescaped(text: str) -> str:
+    """Returns an attribute's value: entities stand for characters."""
+    return _ENTITY.sub(lambda entity: html.unescape(entity[0]), text) if "&" in text else text
 
 
 class Room:
     """What is left of the bytes that one call may take."""
 
-    __slots__ = ("_left",)
+    __slots__ = ("_left", "_limit")
 
-    def __init__(self) -> None:
-        self._left = MAX_CALL_BYTES
+    def __init__(self, limit: int = MAX_CALL_BYTES) -> None:
+        self._limit = self._left = limit
 
     def take(self, text: str) -> None:
         """Raises OutputError when a call grows too long."""
-        self._left -= len(text.encode("utf-8", "surrogatepass"))
+        self._left -= len(text.encode())
         if self._left < 0:
-            raise OutputError(f"the model wrote a tool call of more than {MAX_CALL_BYTES} bytes")
+            raise too_long(self._limit)
+
+
+def read_word(
+    seen: str, data: str, at: int, words: tuple[str, ...], *, spaced: bool = True
+) -> tuple[str | None, str, int]:
+    """Reads one of several words on from `data[at]`, perhaps behind white space; `seen` is what has come of it.
+
+    Returns the word, what has been seen of one, and the place behind it. None: undecided, all of `data` is taken. An empty
+    word: another character stands at that place, behind what was seen.
+    """
+    for place in range(at, len(data)):
+        char = data[place]
+        if spaced and not seen and char in SPACE:
+            continue
+        more = seen + char
+        if more in words:
+            return more, "", place + 1
+        if not any(word.startswith(more) for word in words):
+            return "", seen, place
+        seen = more
+    return None, seen, len(data)
 
 
 class Expected:
@@ -41,21 +77,9 @@ class Expected:
         self.seen = ""  # of a word
 
     def feed(self, data: str, at: int) -> tuple[str | None, int]:
-        """Reads on from `data[at]`; returns the word and the place behind it.
-
-        None: undecided, all of `data` is taken. An empty word: another character stands at that place, behind `seen`.
-        """
-        for place in range(at, len(data)):
-            char = data[place]
-            if not self.seen and char in SPACE:
-                continue
-            seen = self.seen + char
-            if seen in self._words:
-                return seen, place + 1
-            if not any(word.startswith(seen) for word in self._words):
-                return "", place
-            self.seen = seen
-        return None, len(data)
+        """Reads on from `data[at]`; returns the word and the place behind it, see `read_word`."""
+        word, self.seen, at = read_word(self.seen, data, at, self._words)
+        return word, at
 
 
 class Until:

@@ -22,7 +22,7 @@ _PLACES: Mapping[str, tuple[str, str]] = {
     "gemma4": ("gemma4", "FORMAT"),
     "glm": ("glm", "FORMAT"),
     "granite": ("json_calls", "GRANITE"),
-    "hermes": ("hermes", "FORMAT"),
+    "hermes": ("json_calls", "HERMES"),
     "jamba": ("json_calls", "JAMBA"),
     "kimi_xtml": ("kimi_xtml", "FORMAT"),
     "llama": ("llama", "FORMAT"),

@@ -7,20 +7,13 @@ at its closing tag, or where that is missing at the tag of the next argument or 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 from flare.conversation import Tools
 from flare.output.argument_types import TypedArguments
-from flare.output.interface import OutputError
-from flare.output.json_objects import MAX_CALL_BYTES
+from flare.output.scanning import Room, Said, read_word
 
-Said = Literal["more", "begun", "call", "text", "done"]
 State = Callable[[Any, str, int], tuple[Said, int]]
-
-MAX_NAME_WRITTEN = 1024
-"""Most characters between the tags that hold a name; with more it is no name."""
-
-_SPACE = " \t\n\r"
 
 
 class TagReader:
@@ -30,9 +23,9 @@ class TagReader:
         "_after",
         "_arguments",
         "_key",
-        "_left",
         "_name",
         "_parts",
+        "_room",
         "_seen",
         "_state",
         "_tools",
@@ -53,7 +46,7 @@ class TagReader:
         self._key = ""  # the name of the argument whose value is being read
         self._value: list[str] = []
         self._arguments: TypedArguments | None = None
-        self._left = 0  # bytes that the call may still take
+        self._room = Room()
 
     @property
     def held(self) -> str:
@@ -76,16 +69,15 @@ class TagReader:
         if self._arguments is None and said != "call":
             self._parts.append(part)
             return said, at
-        self._left -= len(part.encode())
-        if self._left < 0:
-            raise OutputError(f"the model wrote a tool call of more than {MAX_CALL_BYTES} bytes")
+        self._room.take(part)
         if said == "call":
             self._arguments = None
         return said, at
 
     def _begin(self, name: str) -> None:
         self._arguments = TypedArguments(self._tools, name)
-        self._left = MAX_CALL_BYTES - len(self.held.encode())
+        self._room = Room()
+        self._room.take(self.held)
         self._parts.clear()
 
     def _add(self) -> None:
@@ -107,35 +99,23 @@ class TagReader:
         return "call", at
 
     def _tag(self, data: str, at: int, wanted: tuple[str, ...], *, spaced: bool) -> tuple[str | None, int]:
-        """Reads one of some tags, behind white space if `spaced`. Returns it, "" as long as it is undecided, else None."""
-        while at < len(data):
-            char = data[at]
-            if spaced and not self._seen and char in _SPACE:
-                at += 1
-                continue
-            seen = self._seen + char
-            if seen in wanted:
-                self._seen = ""
-                return seen, at + 1
-            if not any(tag.startswith(seen) for tag in wanted):
-                return None, at
-            self._seen = seen
-            at += 1
-        return "", at
+        """Reads one of some tags, behind white space if `spaced`. See `read_word`."""
+        tag, self._seen, at = read_word(self._seen, data, at, wanted, spaced=spaced)
+        return tag, at
 
-    def _read_value(self, data: str, at: int, ends: tuple[str, ...]) -> tuple[str, int]:
-        """Reads a value up to the first of some tags. Returns the tag, "" if none has come yet."""
+    def _read_value(self, data: str, at: int, ends: tuple[str, ...]) -> tuple[str | None, int]:
+        """Reads a value up to the first of some tags. Returns the tag, None if none has come yet."""
         while at < len(data):
             if not self._seen:
                 found = data.find("<", at)
                 if found < 0:
                     self._value.append(data[at:])
-                    return "", len(data)
+                    return None, len(data)
                 self._value.append(data[at:found])
                 self._seen, at = "<", found + 1
             tag, at = self._tag(data, at, ends, spaced=False)
-            if tag is not None:
+            if tag != "":
                 return tag, at
             self._value.append(self._seen)
             self._seen = ""
-        return "", at
+        return None, at

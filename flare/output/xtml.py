@@ -5,16 +5,15 @@ from __future__ import annotations
 import re
 from typing import Any, NamedTuple
 
-from flare.conversation import MAX_NESTING
+from flare.output.faults import malformed, nameless, nameless_argument, not_json, repeated
 from flare.output.interface import OutputError
-from flare.output.json_objects import MAX_CALL_BYTES, ObjectReader, call_arguments, malformed, read_object
+from flare.output.json_objects import ObjectReader, call_arguments, read_object
+from flare.output.scanning import Room, unescaped
 
 OPEN, CLOSE, SEP = "<|open|>", "<|close|>", "<|sep|>"
 
 _NAME = re.compile(r"\s*(\S*)")
 _ATTRIBUTE = re.compile(r'\s++([^\s="]++)="([^"]*+)"')
-_ENTITY = re.compile("&(amp|quot|apos|lt|gt);")
-_CHARACTERS = {"amp": "&", "quot": '"', "apos": "'", "lt": "<", "gt": ">"}
 
 
 class Tag(NamedTuple):
@@ -37,8 +36,8 @@ class Tag(NamedTuple):
         while at < len(text):
             pair = _ATTRIBUTE.match(text, at)
             if pair is None or pair[1] in found:
-                raise OutputError(f"the model wrote a tool call with malformed attributes: {text[at:].strip()[:80]!r}")
-            found[pair[1]] = _ENTITY.sub(lambda entity: _CHARACTERS[entity[1]], pair[2])
+                raise malformed(f"the attributes {text[at:].strip()[:80]!r}")
+            found[pair[1]] = unescaped(pair[2])
             at = pair.end()
         return found
 
@@ -46,16 +45,17 @@ class Tag(NamedTuple):
 class XtmlCall:
     """One call, from its opening tag on. A value that is not closed ends with the next argument or with the call."""
 
-    __slots__ = ("_arguments", "_block", "_key", "_left", "_type", "_value", "_within", "name")
+    __slots__ = ("_arguments", "_block", "_key", "_room", "_type", "_value", "_within", "name")
 
     def __init__(self, tag: Tag) -> None:
         """Raises OutputError for a call without a name."""
         self.name = tag.attributes().get("tool", "")
         if not self.name.strip():
-            raise OutputError("the model wrote a tool call without a name")
+            raise nameless()
         self._arguments: dict[str, Any] = {}
         self._block: str | None = None  # the `json` block, which stands for all arguments
-        self._left = MAX_CALL_BYTES - len(tag.text.encode())
+        self._room = Room()
+        self._room.take(tag.text)
         self._within: str | None = None  # the name of the open value's tag
         self._key = self._type = ""
         self._value: list[str] = []
@@ -63,14 +63,14 @@ class XtmlCall:
     def take_text(self, text: str) -> None:
         """Takes text between tags: part of a value, or white space. Raises OutputError."""
         if self._within is not None:
-            self._spend(text)
+            self._room.take(text)
             self._value.append(text)
         elif not text.isspace():
-            raise OutputError("the model wrote a tool call with text between its arguments")
+            raise malformed("text between its arguments")
 
     def take_tag(self, tag: Tag) -> bool:
         """Takes a tag; returns whether it completes the call. Raises OutputError."""
-        self._spend(tag.text)
+        self._room.take(tag.text)
         name = tag.name
         if self._within is not None:
             closed = not tag.opens and name == self._within
@@ -94,7 +94,7 @@ class XtmlCall:
         if self._block is None:
             return call_arguments(self._arguments)
         if self._arguments:
-            raise OutputError("the model wrote a tool call with both arguments and a json block")
+            raise malformed("it has both arguments and a json block")
         return call_arguments(self._block)
 
     def _open_argument(self, tag: Tag) -> None:
@@ -102,9 +102,9 @@ class XtmlCall:
         self._within = "argument"
         self._key, self._type = attributes.get("key", ""), attributes.get("type", "string")
         if not self._key:
-            raise OutputError("the model wrote a tool call that has an argument without a name")
+            raise nameless_argument()
         if self._key in self._arguments:
-            raise OutputError("the model wrote a tool call that has the same argument twice")
+            raise repeated([*self._arguments, self._key])
 
     def _end_value(self) -> None:
         text = "".join(self._value)
@@ -113,27 +113,22 @@ class XtmlCall:
         elif self._block is None:
             self._block = text
         else:
-            raise OutputError("the model wrote a tool call with two json blocks")
+            raise malformed("it has two json blocks")
         self._within = None
         self._value.clear()
-
-    def _spend(self, text: str) -> None:
-        self._left -= len(text.encode())
-        if self._left < 0:
-            raise OutputError(f"the model wrote a tool call of more than {MAX_CALL_BYTES} bytes")
 
 
 def misplaced(tag: Tag) -> OutputError:
     kind = "opening" if tag.opens else "closing"
-    return OutputError(f"the model wrote a tool call with the {kind} tag {tag.name[:80]!r} where none can stand")
+    return malformed(f"the {kind} tag {tag.name[:80]!r} where none can stand")
 
 
 def _json_value(text: str) -> Any:
     """Returns a JSON value as `read_object` gives members. Raises OutputError."""
     wrapped = f'{{"":{text}}}'
-    reader = ObjectReader(limit=MAX_CALL_BYTES, max_depth=MAX_NESTING)
+    reader = ObjectReader()
     whole = reader.feed(wrapped, 0) == len(wrapped) and reader.complete
     members = read_object(wrapped) if whole else {}
     if len(members) != 1:
-        raise malformed()
+        raise not_json()
     return members[""]

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flare.conversation import MAX_NESTING, Tool, Tools
-from flare.output.argument_types import MAX_SCHEMAS, convert, property_schema, schema_of
+from flare.output.argument_types import convert
+from flare.output.schemas import MAX_SCHEMAS, Schemas
 
 DEFINED: dict[str, Any] = {
     "$defs": {
@@ -133,14 +134,14 @@ def written(value: Any) -> str:
     ],
 )
 def test_values_by_their_schema(schema: Any, text: str, value: str) -> None:
-    assert written(convert(text, schema, DEFINED)) == value
+    assert written(convert(text, schema, Schemas(DEFINED))) == value
 
 
 def test_the_depth_of_values() -> None:
     """The arguments around them are a level of their own."""
     for levels, converted in ((MAX_NESTING - 1, True), (MAX_NESTING, False), (200_000, False)):
         text = "[" * levels + "]" * levels
-        assert (convert(text, {"type": "array"}, None) != text) is converted
+        assert (convert(text, {"type": "array"}, Schemas(None)) != text) is converted
 
 
 VALUES = st.recursive(
@@ -164,11 +165,11 @@ def test_values_come_back_as_templates_write_them(value: Any, more: list[str], c
     """Templates write strings as they are and all else as JSON. A string comes back where no other type may be meant."""
     own = NAMES[type(value)]
     if own == "string":
-        assert convert(value, {"type": own}, None) == value
+        assert convert(value, {"type": own}, Schemas(None)) == value
         return
     types = sorted({own, *more})
     schema = {"anyOf": [{"type": kind} for kind in types]} if combined else {"type": types}
-    assert json.loads(written(convert(json.dumps(value), schema, None))) == value
+    assert json.loads(written(convert(json.dumps(value), schema, Schemas(None)))) == value
 
 
 SCHEMAS = st.recursive(
@@ -190,8 +191,8 @@ SCHEMAS = st.recursive(
 @settings(max_examples=400)
 @given(SCHEMAS, SCHEMAS, st.sampled_from(["7", "null", "[1]", '{"a":1}', "x", "", "true"]) | st.text(max_size=5))
 def test_no_schema_makes_it_fail(schema: Any, root: Any, text: str) -> None:
-    value = convert(text, schema, root)
-    property_schema(schema, "a", root)
+    value = convert(text, schema, Schemas(root))
+    Schemas(root).member(schema, "a")
     if not isinstance(value, str):
         assert json.loads(written(value)) == json.loads(text.strip().lower().lstrip("+") or "0")
 
@@ -209,11 +210,11 @@ def test_hostile_schemas_are_read_in_bounded_work() -> None:
     levels = 60
     root = Counted({str(i): Counted({"anyOf": [{"$ref": f"#/{i + 1}"}] * 5}) for i in range(levels)})
     root[str(levels)] = Counted({"type": "integer"})
-    assert convert("7", {"$ref": "#/0"}, root) == "7"
-    property_schema({"$ref": "#/0"}, "a", root)
+    assert convert("7", {"$ref": "#/0"}, Schemas(root)) == "7"
+    Schemas(root).member({"$ref": "#/0"}, "a")
     assert Counted.looked_at < 20 * MAX_SCHEMAS
     chain = {str(i): {"$ref": f"#/{i + 1}"} for i in range(100_000)}
-    assert convert("7", {"$ref": "#/0"}, chain) == "7"
+    assert convert("7", {"$ref": "#/0"}, Schemas(chain)) == "7"
 
 
 def test_members_are_found_wherever_the_schema_puts_them() -> None:
@@ -226,19 +227,19 @@ def test_members_are_found_wherever_the_schema_puts_them() -> None:
         ],
         "additionalProperties": {"type": "array"},
     }
-    assert property_schema(root, "a", root) == {"type": "integer"}
-    assert property_schema(root, "b", root) == {"type": "boolean"}
-    found = property_schema(root, "c", root)
+    assert Schemas(root).member(root, "a") == {"type": "integer"}
+    assert Schemas(root).member(root, "b") == {"type": "boolean"}
+    found = Schemas(root).member(root, "c")
     assert isinstance(found, dict) and len(found["anyOf"]) == 2
-    assert property_schema(root, "d", root) == {"type": "array"}
-    assert property_schema({"properties": {"a": True}}, "a", None) is True
+    assert Schemas(root).member(root, "d") == {"type": "array"}
+    assert Schemas(None).member({"properties": {"a": True}}, "a") is True
     for none in (None, True, {}, {"properties": [], "additionalProperties": True}, {"$ref": "#/x"}):
-        assert property_schema(none, "a", {}) is None
+        assert Schemas({}).member(none, "a") is None
 
 
 def test_the_schema_of_a_tool_is_found_by_the_name_that_the_model_knows() -> None:
     tools = Tools(
         (Tool("f", parameters={"a": 1}), Tool("f", parameters={"b": 2}, namespace="n"), Tool("c", custom=True))
     )
-    assert schema_of(tools, "f") == {"a": 1} and schema_of(tools, "n__f") == {"b": 2}
-    assert schema_of(tools, "c") is None and schema_of(tools, "g") is None
+    found = {name: Schemas.of_tool(tools, name).root for name in ("f", "n__f", "c", "g")}
+    assert found == {"f": {"a": 1}, "n__f": {"b": 2}, "c": None, "g": None}

@@ -157,7 +157,7 @@ def cost(frames: Frames, reply: str, size: int, *, named: bool) -> tuple[int, in
 def _held(machine: Output) -> int:
     """How many characters are looked at again with the next ones."""
     reader = getattr(machine, "_reader", None)
-    return machine._undecided() + (len(reader._held) if reader is not None else 0)  # type: ignore[attr-defined]
+    return machine._undecided() + (len(reader._seen) if reader is not None else 0)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("named", [True, False])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from flare.conversation import Tool, Tools
 from flare.output import OutputSyntax
-from flare.output.tag_reader import MAX_NAME_WRITTEN
+from flare.output.scanning import MAX_NAME_WRITTEN
 from tests.output.feeding import CLOSE, OPEN, OTHER, TAGS, Fed, feed, same_for_all_splits
 
 QWEN = OutputSyntax(tools="qwen", reasoning=TAGS)

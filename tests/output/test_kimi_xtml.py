@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from flare.conversation import MAX_ARGUMENTS_BYTES, MAX_NESTING, Tool, Tools
 from flare.output import kimi_xtml
-from flare.output.json_objects import MAX_CALL_BYTES
 from flare.output.kimi_xtml import MAX_TAG
+from flare.output.scanning import MAX_CALL_BYTES
 from tests.output.feeding import OTHER, WEATHER, feed
 from tests.output.frames import Frames, Item, Tok
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from flare.conversation import MAX_ARGUMENTS_BYTES, MAX_NESTING, Tool, Tools
 from flare.output import OutputError, OutputSyntax
-from flare.output.json_objects import MAX_CALL_BYTES
 from flare.output.minimax import PREFIX, MiniMaxReader
+from flare.output.scanning import MAX_CALL_BYTES
 from tests.output.cutting import calls_made, same_for_all_cuts, tokens, work
 from tests.output.feeding import CLOSE, OPEN, OTHER, Fed, Pushed, feed
 

@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flare.conversation import MAX_ARGUMENTS_BYTES, Tool, Tools
-from flare.output.atem import MAX_NAME_WRITTEN
-from flare.output.json_objects import MAX_CALL_BYTES
 from flare.output.muse_atem import MAX_HEADER
+from flare.output.scanning import MAX_CALL_BYTES, MAX_NAME_WRITTEN
 from tests.output.feeding import OTHER, WEATHER, feed
 from tests.output.frames import Frames, Item, Tok
 
