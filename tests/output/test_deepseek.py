@@ -169,23 +169,6 @@ def test_without_tools_calls_are_text() -> None:
         assert read(text[:60], tools=tools).error is None
 
 
-def test_what_a_request_allows() -> None:
-    undeclared = invoke("remove")
-    assert read(block(undeclared, LS)).parts == [("call", "remove", "{}"), LISTED]
-    assert read("Hm." + block(undeclared), tools=Tools(TOOLS.offered, "required")).error is not None
-    assert read("Hm.", tools=Tools(TOOLS.offered, "required")).error is not None
-    selected = Tools(TOOLS.offered, "named", "sh")
-    found = read("R</think>Sure: " + block(LS), opens=True, tools=selected)
-    assert (found.parts, found.error) == ([("reasoning", "R"), LISTED], None)
-    assert read("Sure: " + block(invoke("clock")), tools=selected).parts == []
-    single = Tools(TOOLS.offered, parallel=False)
-    found = read(block(LS, invoke("clock")), tools=single)
-    assert found.parts == [LISTED] and "second" in str(found.error)
-    custom = Tools((Tool("patch", namespace="x", custom=True),))
-    (made,) = read(block(invoke("x__patch", parameter("input", '"a"\n'))), tools=custom).calls
-    assert (made.namespace, made.name, made.arguments, made.custom) == ("x", "patch", '"a"\n', True)
-
-
 def test_reasoning_tokens_are_those_before_the_delimiter() -> None:
     def count(*tokens: str | Pushed, opens: bool = True) -> int:
         return feed(tokens, syntax=SYNTAX, tools=TOOLS, opens=opens).reasoning_tokens

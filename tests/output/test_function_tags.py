@@ -133,17 +133,6 @@ def test_names_up_to_the_limit(limit: int) -> None:
     assert read(call("clock", p=f"<parameter={key}>")).calls[0].arguments == f'{{"p":"","{key}":""}}'
 
 
-@pytest.mark.parametrize("cut", range(len("<tool_call>"), len(call(p="/a", n="7")) - len("</function>\n</tool_call>")))
-def test_an_answer_that_ends_within_a_call(cut: int) -> None:
-    begun = "So: " + call(p="/a", n="7")[:cut]
-    limited = read(begun, natural=False)
-    assert limited.parts == [("text", "So: ")] and limited.error is None
-    assert read(begun).error is not None
-    for natural in (True, False):
-        complete = read(call("clock") + begun.removeprefix("So: "), natural=natural)
-        assert complete.parts == [NOON] and (complete.error is None) is not natural
-
-
 def test_an_answer_that_ends_within_a_second_function() -> None:
     begun = "<tool_call>\n<function=clock>\n</function>\n<function="
     for rest in ("", "read", "read>", "read>\n<parameter=p>"):
@@ -198,23 +187,6 @@ def test_white_space_of_values(value: str, qwen: str, mimo: str | None) -> None:
 def test_mimo_writes_the_same_tags_compactly() -> None:
     text = f"Ok.{compact(p='/a', n='7')}{compact('clock')}"
     assert read(text, syntax=MIMO).parts == [("text", "Ok."), ("call", "read", '{"p":"/a","n":7}'), NOON]
-
-
-def test_undeclared_custom_and_namespaced_tools() -> None:
-    found = read(call("remove", p="3") + "\n" + call(p="/a"))
-    assert found.parts == [("call", "remove", '{"p":"3"}'), A] and found.error is None
-    assert read(call("r" * 129)).error is not None
-    inner = tool("f", n={"type": "integer"})
-    tools = Tools(
-        (Tool("patch", custom=True), Tool("f", parameters=inner.parameters, namespace="x"), tool("f", n=TEXT))
-    )
-    made = read(call("patch", input="*** 1\n<a>") + call("x__f", n="1") + call("f", n="1"), tools=tools).calls
-    assert [(one.namespace, one.name, one.arguments) for one in made] == [
-        (None, "patch", "*** 1\n<a>"),
-        ("x", "f", '{"n":1}'),
-        (None, "f", '{"n":"1"}'),
-    ]
-    assert read(call("patch", text="a"), tools=tools).error is not None
 
 
 def test_what_the_request_allows() -> None:

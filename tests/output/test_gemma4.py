@@ -218,30 +218,6 @@ def test_a_name_may_hold_what_names_hold() -> None:
         assert read(call(name=name)).parts == [("call", name, "{}")]
 
 
-@pytest.mark.parametrize("cut", range(1, len(call('a:<|"|>x<|"|>,b:[1]')) - len("<tool_call|>")))
-def test_an_answer_that_ends_within_a_call(cut: int) -> None:
-    begun = "So: " + call('a:<|"|>x<|"|>,b:[1]')[:cut]
-    limited = same_for_all_cuts(begun, syntax=SYNTAX, tools=TOOLS, natural=False)
-    natural = same_for_all_cuts(begun, syntax=SYNTAX, tools=TOOLS)
-    assert limited.error is None and limited.calls == natural.calls == []
-    if cut < len("<|tool_call>"):
-        assert limited.parts == natural.parts == [("text", begun)] and natural.error is None
-    else:
-        assert limited.parts == [("text", "So: ")] and natural.error is not None
-    second = same_for_all_cuts(call() + begun[4:], syntax=SYNTAX, tools=TOOLS, natural=False)
-    assert [made.arguments for made in second.calls] == ["{}"] and second.error is None
-
-
-def test_one_call_only() -> None:
-    one = Tools(TOOLS.offered, parallel=False)
-    assert read(call(), tools=one).error is None
-    for second in (call(), "call:note{", "<|tool_call>call:note{}"):
-        text = call().removesuffix("<tool_call|>") + second
-        for natural in (True, False):
-            found = read(text, tools=one, natural=natural)
-            assert found.parts == [("call", "note", "{}")] and "second" in str(found.error)
-
-
 def test_the_bounds_of_a_call() -> None:
     nested = "[" * (MAX_NESTING - 1) + "]" * (MAX_NESTING - 1)
     assert arguments_of(f"a:{nested}") == f'{{"a":{nested}}}'

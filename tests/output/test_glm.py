@@ -122,14 +122,6 @@ def test_a_mention_is_shown_as_soon_as_it_is_one() -> None:
         assert read(undecided).error is not None and read(undecided, natural=False) == ([], 0, None, [])
 
 
-@pytest.mark.parametrize("cut", range(len("<tool_call>"), len(call(p="/a", n="7"))))
-def test_an_answer_that_ends_within_a_call(cut: int) -> None:
-    begun = "So: " + call(p="/a", n="7")[:cut]
-    limited = read(begun, natural=False)
-    assert limited.parts == [("text", "So: ")] and limited.error is None
-    assert read(begun).error is not None
-
-
 @pytest.mark.parametrize(
     ("text", "says"),
     [
@@ -150,26 +142,6 @@ def test_malformed_calls(text: str, says: str) -> None:
     assert found.parts == [("text", "So: ")] and says in str(found.error)
 
 
-def test_undeclared_custom_and_namespaced_tools() -> None:
-    found = read(call("remove", p="3") + "\n" + call(p="/a"))
-    assert found.parts == [("call", "remove", '{"p":"3"}'), A] and found.error is None
-    numbers = {"type": "object", "properties": {"n": {"type": "integer"}}}
-    tools = Tools((Tool("patch", custom=True), Tool("f", parameters=numbers, namespace="x y"), tool("f", n=TEXT)))
-    made = read(call("patch", input="*** 1\n") + call("x y__f", n="1") + call("f", n="1"), tools=tools).calls
-    assert [(one.namespace, one.name, one.arguments) for one in made] == [
-        (None, "patch", "*** 1\n"),
-        ("x y", "f", '{"n":1}'),
-        (None, "f", '{"n":"1"}'),
-    ]
-
-
-def test_what_the_request_allows() -> None:
-    found = read(call("clock") * 2, tools=Tools(TOOLS.offered, parallel=False))
-    assert found.parts == [NOON] and "second" in str(found.error)
-    assert read("Sure! " + call(p="/a"), tools=Tools(TOOLS.offered, "named", "read")).parts == [A]
-    assert read(call("clock"), tools=Tools()).parts == [("text", call("clock"))]
-
-
 def test_a_delimiter_token_before_and_within_a_call() -> None:
     tokens = [(OTHER, "a<tool_call>read"), (CLOSE, TAGS[1]), (OTHER, "b")]
     found = feed(tokens, syntax=GLM_TOKENS, tools=TOOLS, opens=True)
@@ -180,11 +152,6 @@ def test_a_delimiter_token_before_and_within_a_call() -> None:
 
 
 # Faults of other servers.
-
-
-def test_a_call_without_arguments() -> None:
-    tools = Tools((tool("list_boxes"),))
-    assert read("<tool_call>list_boxes</tool_call>", tools=tools).parts == [("call", "list_boxes", "{}")]
 
 
 def test_arguments_of_every_type() -> None:

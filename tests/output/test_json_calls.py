@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flare.conversation import MAX_ARGUMENTS_BYTES, MAX_NESTING, Tool, Tools
+from flare.conversation import MAX_NESTING, Tool, Tools
 from flare.output import OutputSyntax
 from flare.output.rules import LONGEST_NAME
 from tests.output.feeding import CLOSE, OPEN, OTHER, TAGS, WEATHER, Fed, feed, same_for_all_splits
@@ -178,19 +178,6 @@ def test_the_newer_form_refused_and_cut() -> None:
     assert (made.namespace, made.name) == (long[130:], long[:128])
     text = f"{MISTRAL}{name}n[ARGS]{{}}"
     assert read("mistral", text).parts == [("text", text)]
-
-
-def test_the_bounds_of_the_newer_form() -> None:
-    fits = '{"a":"' + "x" * (MAX_ARGUMENTS_BYTES - len('{"a":""}')) + '"}'
-    for arguments, error in ((fits, False), (fits.replace("x", "xx", 1), True)):
-        found = feed(f"[TOOL_CALLS]f[ARGS]{arguments}", syntax=SYNTAXES["mistral"])
-        assert (found.error is not None) is error
-    nested = "[" * MAX_NESTING + "]" * MAX_NESTING
-    assert feed(f'[TOOL_CALLS]f[ARGS]{{"a":{nested[1:-1]}}}', syntax=SYNTAXES["mistral"]).error is None
-    assert feed(f'[TOOL_CALLS]f[ARGS]{{"a":{nested}}}', syntax=SYNTAXES["mistral"]).error is not None
-    chunk = "x" * (1 << 20)
-    found = feed(['[TOOL_CALLS]f[ARGS]{"a":"', *[chunk] * 17], syntax=SYNTAXES["mistral"], natural=False)
-    assert found.error is not None and "bytes" in found.error
 
 
 PROSE = st.text(alphabet="abé <>/[]|_\n\"'\\🙂", max_size=20)

@@ -283,33 +283,6 @@ def test_the_bounds_of_calls() -> None:
     assert str(MAX_CALL_BYTES) in str(found.error)
 
 
-def test_what_a_request_allows() -> None:
-    def answer(*calls: str, **more: Any) -> Any:
-        return KIMI.same("Sure." + closes("response") + tools(*calls), tools=Tools(WEATHER.offered, **more))
-
-    found = answer(call("remove"), WEATHER_CALL)
-    assert found.parts == [("text", "Sure."), ("call", "remove", "{}"), OSLO] and found.error is None
-    found = answer(WEATHER_CALL, choice="named", name="weather")
-    assert found.parts == [OSLO] and found.error is None
-    assert "clock" in str(answer(call("clock"), choice="named", name="weather").error)
-    assert answer(choice="required").error is not None and answer(WEATHER_CALL, choice="required").error is None
-    found = answer(WEATHER_CALL, call("clock"), parallel=False)
-    assert found.parts == [("text", "Sure."), OSLO] and "second" in str(found.error)
-    for none in (Tools(), Tools(WEATHER.offered, "none")):
-        skipped = tools("stray", WEATHER_CALL, call("f", "text", argument("a", "x" + closes(""), "integer")))
-        found = KIMI.same("Sure." + skipped + channel("response", " Bye."), tools=none)
-        assert found.parts == [("text", "Sure. Bye.")] and found.error is None
-        found = KIMI.same("Sure." + opens("tools") + WEATHER_CALL[:60], tools=none)
-        assert found.parts == [("text", "Sure.")] and found.error is None
-
-
-def test_a_custom_tool_gets_its_text() -> None:
-    offered = Tools((Tool("patch", custom=True, namespace="fs"),))
-    found = KIMI.same(tools(call("fs__patch", argument("input", '*** Begin\n"é" '))), tools=offered)
-    (made,) = found.calls
-    assert (made.name, made.namespace, made.arguments, made.custom) == ("patch", "fs", '*** Begin\n"é" ', True)
-
-
 def test_reasoning_tokens_are_those_between_the_tags() -> None:
     reply = KIMI.pushed(KIMI.items("hm\n\n<m" + closes("think") + channel("response", "yes")), 1)
     assert feed(reply, syntax=KIMI.tokens, opens=True).reasoning_tokens == 6

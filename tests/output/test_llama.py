@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flare.conversation import MAX_ARGUMENTS_BYTES, MAX_NESTING, MAX_TOOL_NAME, Tool, Tools
+from flare.conversation import MAX_NESTING, MAX_TOOL_NAME, Tool, Tools
 from flare.output import OutputSyntax, make_output
 from flare.output.rules import LONGEST_NAME
 from tests.output.feeding import OTHER, TAGS, WEATHER, Fed, feed, same_for_all_splits
@@ -157,16 +157,6 @@ def test_what_a_request_allows() -> None:
     (made,) = read(f'{{"name": "{long}__{long}", "parameters": {{}}}}', tools=tools).calls
     assert (made.namespace, made.name) == (long, long)
     assert make_output(SYNTAX, Tools(), opens_reasoning=False, call_prefix="c") is None
-
-
-def test_the_bounds_of_a_call() -> None:
-    fits = '{"a":"' + "x" * (MAX_ARGUMENTS_BYTES - len('{"a":""}')) + '"}'
-    for arguments, error in ((fits, False), (fits.replace("x", "xx", 1), True)):
-        found = feed(f'{{"name":"f","parameters":{arguments}}}', syntax=SYNTAX)
-        assert (found.error is not None) is error
-    chunk = "x" * (1 << 20)
-    found = feed(['{"name":"f","parameters":{"a":"', *[chunk] * 17], syntax=SYNTAX, natural=False)
-    assert found.error is not None and "bytes" in found.error
 
 
 VALUES = st.recursive(

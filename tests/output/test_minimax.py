@@ -236,41 +236,6 @@ ONE = call(":<step>:<n>1:</n>:</step>")
 WHOLE = block(ONE)
 
 
-@pytest.mark.parametrize("cut", range(1, len(WHOLE) - len(f"\n{PREFIX}</tool_call>"), 3))
-def test_an_answer_that_ends_within_a_call(cut: int) -> None:
-    begun = "So: " + WHOLE[:cut]
-    limited = same_for_all_cuts(begun, syntax=SYNTAX, tools=TOOLS, natural=False)
-    natural = same_for_all_cuts(begun, syntax=SYNTAX, tools=TOOLS)
-    assert limited.error is None and limited.calls == natural.calls == []
-    if cut < len(f"{PREFIX}<tool_call>"):
-        assert limited.parts == natural.parts == [("text", begun)] and natural.error is None
-    else:
-        assert limited.parts == [("text", "So: ")] and natural.error is not None
-    if cut > len(f"{PREFIX}<tool_call>\n{PREFIX}<"):
-        second = WHOLE.removesuffix(f"{PREFIX}</tool_call>") + begun.split("<tool_call>\n")[1]
-        limited = same_for_all_cuts(second, syntax=SYNTAX, tools=TOOLS, natural=False)
-        natural = same_for_all_cuts(second, syntax=SYNTAX, tools=TOOLS)
-        assert len(limited.calls) == len(natural.calls) == 1
-        assert limited.error is None and natural.error is not None
-
-
-def test_one_call_only() -> None:
-    one = Tools(TOOLS.offered, parallel=False)
-    assert read(block(call("", "ping")), tools=one).error is None
-    for second in (block(call("", "ping"), call("", "ping")), block(call("", "ping")) + block(call("", "ping"))):
-        for natural in (True, False):
-            found = read(second.removesuffix(f"{PREFIX}</invoke>\n{PREFIX}</tool_call>"), tools=one, natural=natural)
-            assert found.parts == PINGS[:1] and "second" in str(found.error)
-
-
-def test_custom_tools_get_their_text() -> None:
-    tools = Tools((Tool("patch", custom=True),))
-    (made,) = read(block(call(':<input>*** Begin\n{"a": 1}\n:</input>', "patch")), tools=tools).calls
-    assert (made.arguments, made.custom) == ('*** Begin\n{"a": 1}\n', True)
-    (made,) = read(block(call(":<input>1:</input>", "patch")), tools=tools).calls
-    assert made.arguments == "1"
-
-
 def test_the_bounds_of_a_call() -> None:
     nested = ":<a>" * (MAX_NESTING - 1) + ":<a>x:</a>" + ":</a>" * (MAX_NESTING - 1)
     assert read(block(call(nested))).error is None

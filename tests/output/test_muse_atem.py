@@ -277,35 +277,6 @@ def test_the_bounds_of_calls() -> None:
     assert f"a tag of more than {MAX_NAME_WRITTEN} characters" in str(found.error)
 
 
-def test_what_a_request_allows() -> None:
-    def answer(*calls: str, **more: Any) -> Any:
-        reply = message("user", "Sure.") + "".join(calls)
-        return MUSE.same(reply, tools=Tools(WEATHER.offered, **more))
-
-    found = answer(call("remove"), WEATHER_CALL)
-    assert found.parts == [("text", "Sure."), ("call", "remove", "{}"), OSLO] and found.error is None
-    found = answer(WEATHER_CALL, choice="named", name="weather")
-    assert found.parts == [OSLO] and found.error is None
-    assert "clock" in str(answer(call("clock"), choice="named", name="weather").error)
-    assert answer(choice="required").error is not None and answer(WEATHER_CALL, choice="required").error is None
-    found = answer(WEATHER_CALL, call("clock"), parallel=False)
-    assert found.parts == [("text", "Sure."), OSLO] and "second" in str(found.error)
-    for none in (Tools(), Tools(WEATHER.offered, "none")):
-        reply = message("user", "Sure.") + WEATHER_CALL + message("f", "no call") + message("user", " Bye.", "")
-        found = MUSE.same(reply, tools=none)
-        assert found.parts == [("text", "Sure. Bye.")] and found.error is None
-        assert MUSE.same(message("user", "Sure.") + WEATHER_CALL[:60], tools=none).parts == [("text", "Sure.")]
-
-
-def test_a_custom_tool_gets_its_text() -> None:
-    offered = Tools((Tool("patch", custom=True, namespace="fs"),))
-    found = MUSE.same(call("fs__patch", parameter("input", '*** Begin\n"é" 7 ')), tools=offered)
-    (made,) = found.calls
-    assert (made.name, made.namespace, made.arguments, made.custom) == ("patch", "fs", '*** Begin\n"é" 7 ', True)
-    (made,) = MUSE.same(call("fs__patch", parameter("input", "7")), tools=offered).calls
-    assert made.arguments == "7"
-
-
 def test_reasoning_tokens_are_those_of_messages_to_self() -> None:
     reply = MUSE.pushed(MUSE.items(message("self", "hm\n\nm") + message("user", "yes", "")), 1)
     assert feed(reply, syntax=MUSE.tokens).reasoning_tokens == 5

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from flare.conversation import MAX_ARGUMENTS_BYTES, MAX_NESTING, Tool, Tools
+from flare.conversation import Tool, Tools
 from flare.output import OutputSyntax
 from tests.output.feeding import TAGS, feed
 
@@ -28,30 +28,6 @@ FORMATS = pytest.mark.parametrize("format", WRITTEN)
 
 def syntax(format: str) -> OutputSyntax:
     return OutputSyntax(tools=format, reasoning=TAGS)
-
-
-@FORMATS
-def test_the_bounds_of_arguments(format: str) -> None:
-    most = "ü" * ((MAX_ARGUMENTS_BYTES - 8) // 2)
-    (made,) = feed(WRITTEN[format]("p", most), syntax=syntax(format), tools=TOOLS).calls
-    assert len(made.arguments.encode()) == MAX_ARGUMENTS_BYTES
-    found = feed(WRITTEN[format]("p", most + "x"), syntax=syntax(format), tools=TOOLS)
-    assert str(MAX_ARGUMENTS_BYTES) in str(found.error) and not found.calls
-    nested = '{"a":' * (MAX_NESTING - 1) + "1" + "}" * (MAX_NESTING - 1)
-    (made,) = feed(WRITTEN[format]("o", nested), syntax=syntax(format), tools=TOOLS).calls
-    assert made.arguments == f'{{"o":{nested}}}'
-    (made,) = feed(WRITTEN[format]("o", f'{{"a":{nested}}}'), syntax=syntax(format), tools=TOOLS).calls
-    assert made.arguments.startswith('{"o":"{')
-
-
-@FORMATS
-def test_an_endless_call_is_given_up_while_it_is_read(format: str) -> None:
-    begin, _ = WRITTEN[format]("p", "#").split("#")
-    for piece, pieces in (("x", 15), ("ü", 7)):
-        chunks = [piece * (1 << 20)] * pieces
-        assert feed([begin, *chunks], syntax=syntax(format), tools=TOOLS, natural=False).error is None
-        found = feed([begin, *chunks, *chunks[:2]], syntax=syntax(format), tools=TOOLS, natural=False)
-        assert "bytes" in str(found.error)
 
 
 def lines_run(pushed: str | Sequence[str], format: str, opens: bool) -> int:

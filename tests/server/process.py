@@ -67,8 +67,9 @@ class Process:
 @contextmanager
 def scripted(
     folder: Path,
-    replies: Sequence[str] | Mapping[str, str | None] = (),
+    replies: Sequence[Any] | Mapping[str, Any] = (),
     *,
+    special: Sequence[str] = (),
     plain: str = "Fine.",
     context: int = 1 << 20,
     settings: Mapping[str, Any] | None = None,
@@ -82,6 +83,7 @@ def scripted(
     options: dict[str, object] = {
         "named" if isinstance(replies, Mapping) else "replies": files["replies"],
         "prompts": files["prompts"],
+        "special": json.dumps(special),
         "plain": plain,
         "context": context,
         "settings": json.dumps(settings or {}),

@@ -32,15 +32,15 @@ VOCABULARY = 259
 EOS = IM_END
 
 
-def byte_tokenizer() -> Tokenizer:
-    """One token a byte (its id is the byte's value), and three special tokens."""
+def byte_tokenizer(*more: str) -> Tokenizer:
+    """One token a byte (its id is the byte's value), three special tokens, and `more` of them, from VOCABULARY on."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     rest = [byte for byte in range(256) if byte not in printable]
     letters = {byte: chr(byte) for byte in printable} | {byte: chr(256 + i) for i, byte in enumerate(rest)}
     base = Base(models.BPE({letters[byte]: byte for byte in range(256)}, []))
     base.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     base.decoder = decoders.ByteLevel()
-    base.add_special_tokens([AddedToken(t, special=True) for t in ("<|im_start|>", "<|im_end|>", "<|bos|>")])
+    base.add_special_tokens([AddedToken(t, special=True) for t in ("<|im_start|>", "<|im_end|>", "<|bos|>", *more)])
     return Tokenizer(base, bos_token_id=BOS, eos_token_ids=[EOS])
 
 

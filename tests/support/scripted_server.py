@@ -3,6 +3,7 @@
 FILE is a JSON array of texts. A request that offers tools gets the text whose number is the number of tool results in
 its conversation (the last one from then on), so that an agent is led through a task; any other request gets `--plain`.
 $TOOL in a text stands for the name of the first tool that the request offers.
+A reply may also be an array: texts, and {"tok": TEXT} for a special token of that spelling, which `--special` lists.
 With `--named FILE`, a JSON object, a request gets the reply whose name its users mention last, and `--plain` once a tool's
 result is the last thing said; null in place of a reply is a step that fails. With `--prompts FILE` every prompt is
 written there, a JSON text a line, each control token as one NUL.
@@ -20,6 +21,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from flare.config import ServerSettings
 from flare.http.server import Server
@@ -39,6 +42,7 @@ TEMPLATE = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 SYNTAX = OutputSyntax(tools="hermes", reasoning=("<think>", "</think>"))
+Reply = str | list[Any]
 TOOL = "$TOOL"
 FAILURE = "a secret of /the/model"
 """The text of the exception of a step that fails: no client may see it."""
@@ -74,7 +78,15 @@ def first_tool(prompt: Sequence[int]) -> str:
     return json.loads(spoken(prompt).partition("tools\n")[2].partition("\0")[0])[0]["function"]["name"]
 
 
-def named_reply(prompt: Sequence[int], replies: Mapping[str, str | None], plain: str) -> str:
+def tokens_of(reply: Reply, special: Sequence[str]) -> list[int]:
+    """A reply's tokens, its end token included."""
+    tokens: list[int] = []
+    for piece in [reply] if isinstance(reply, str) else reply:
+        tokens += piece.encode() if isinstance(piece, str) else [VOCABULARY + special.index(piece["tok"])]
+    return [*tokens, EOS]
+
+
+def named_reply(prompt: Sequence[int], replies: Mapping[str, Reply | None], plain: str) -> Reply:
     """The reply whose name was mentioned last since the last result of a tool. Raises ValueError for one that fails."""
     said = ""
     for section in spoken(prompt).split("\0"):
@@ -90,18 +102,21 @@ def named_reply(prompt: Sequence[int], replies: Mapping[str, str | None], plain:
 
 
 def make_runtime(
-    replies: Sequence[str],
+    replies: Sequence[Reply],
     plain: str,
     *,
     endless: bool,
     context: int,
     slots: int,
     aliases: Sequence[str] = (),
-    named: Mapping[str, str | None] | None = None,
+    named: Mapping[str, Reply | None] | None = None,
+    special: Sequence[str] = (),
     prompts: Path | None = None,
     **model: Any,
 ) -> Runtime:
     """A runtime whose replies are scripted, with tools and reasoning. `model` are further fields of the served model."""
+    if "output" in model:
+        model["output"] = msgspec.convert(model["output"], OutputSyntax)
 
     def reply(prompt: list[int], choice: int) -> list[int]:
         if endless:
@@ -110,23 +125,23 @@ def make_runtime(
             with prompts.open("a") as file:
                 file.write(json.dumps(spoken(prompt)) + "\n")
         if named is not None:
-            return [*named_reply(prompt, named, plain).encode(), EOS]
-        text = plain
+            return tokens_of(named_reply(prompt, named, plain), special)
+        text: Reply = plain
         if replies and sections(prompt, "tools"):
             text = replies[min(sections(prompt, "tool\n"), len(replies) - 1)]
-            text = text.replace(TOOL, first_tool(prompt)) if TOOL in text else text
-        return [*text.encode(), EOS]
+            text = text.replace(TOOL, first_tool(prompt)) if isinstance(text, str) and TOOL in text else text
+        return tokens_of(text, special)
 
     return Runtime(
-        replay=FastReplay(reply, vocabulary=VOCABULARY, max_context=context, slots=slots),
-        tokenizer=byte_tokenizer(),
+        replay=FastReplay(reply, vocabulary=VOCABULARY + len(special), max_context=context, slots=slots),
+        tokenizer=byte_tokenizer(*special),
         template=ChatTemplate(TEMPLATE, bos_token="<|bos|>", eos_token="<|im_end|>"),
         model=make_model(
             names=("org/tiny", *aliases),
             context_length=context,
             max_concurrency=slots,
-            output=OutputSyntax() if endless else SYNTAX,
-            **({"thinking": THINKING} | model),
+            vocabulary=VOCABULARY + len(special),
+            **({"thinking": THINKING, "output": OutputSyntax() if endless else SYNTAX} | model),
         ),
     )
 
@@ -148,6 +163,7 @@ def main() -> None:
     parser.add_argument("--prompts", type=Path)
     parser.add_argument("--settings", type=json.loads, default={}, help="server settings, as JSON")
     parser.add_argument("--model", type=json.loads, default={}, help="fields of the served model, as JSON")
+    parser.add_argument("--special", type=json.loads, default=[], help="more special tokens, as JSON")
     parser.add_argument("--plain", default="Fine.")
     parser.add_argument("--endless", action="store_true")
     parser.add_argument("--port", type=int, default=0)
@@ -162,6 +178,7 @@ def main() -> None:
         context=options.context,
         slots=options.slots,
         named=json.loads(options.named.read_text()) if options.named else None,
+        special=options.special,
         prompts=options.prompts,
         **options.model,
     )
