@@ -14,7 +14,8 @@ from __future__ import annotations
 
 from flare.conversation import Tools
 from flare.output.faults import malformed
-from flare.output.scanning import MAX_NAME_WRITTEN, SPACE, Said, Until, unescaped
+from flare.output.interface import Said
+from flare.output.scanning import MAX_NAME_WRITTEN, SPACE, Until, unescaped
 from flare.output.tag_reader import TagReader
 
 INVOKE, INVOKE_END = "<atem:invoke", "</atem:invoke>"

@@ -20,8 +20,9 @@ from functools import partial
 
 from flare.conversation import Tools
 from flare.output.faults import malformed
+from flare.output.interface import Said
 from flare.output.openers import CallFormat, Opener
-from flare.output.scanning import MAX_NAME_WRITTEN, Said
+from flare.output.scanning import MAX_NAME_WRITTEN
 from flare.output.tag_reader import TagReader
 
 WRAPPER, WRAPPER_END = "<tool_call>", "</tool_call>"

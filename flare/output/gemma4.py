@@ -15,10 +15,10 @@ from typing import Literal
 
 from flare.conversation import MAX_NESTING
 from flare.output.faults import malformed, nameless, too_deep
-from flare.output.interface import OutputError
+from flare.output.interface import OutputError, Said
 from flare.output.json_objects import call_arguments, read_object
 from flare.output.openers import CallFormat, Opener
-from flare.output.scanning import SPACE, Expected, Room, Said, Until
+from flare.output.scanning import SPACE, Expected, Room, Until
 
 OPENER, CLOSER = "<|tool_call>", "<tool_call|>"
 OPENERS = (Opener(OPENER),)

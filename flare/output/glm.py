@@ -12,8 +12,9 @@ from collections.abc import Iterator
 
 from flare.conversation import Tools, qualified
 from flare.output.faults import malformed
+from flare.output.interface import Said
 from flare.output.openers import CallFormat, Opener
-from flare.output.scanning import MAX_NAME_WRITTEN, Said
+from flare.output.scanning import MAX_NAME_WRITTEN
 from flare.output.tag_reader import TagReader
 
 CALL, CALL_END = "<tool_call>", "</tool_call>"

@@ -66,8 +66,16 @@ class Output(Protocol):
         ...
 
 
+Said = Literal["more", "begun", "call", "text", "done"]
+"""What came of a text, see `CallReader.feed`."""
+
+
 class CallReader(Protocol):
-    """Reads what follows the opener of a call, as one syntax has it; one reader serves all calls behind one opener."""
+    """Reads what follows the opener of a call, as one format has it; one reader serves all calls behind one opener.
+
+    A call is complete when its arguments are: at the brace or the tag that ends them. What closes the opener may be missing
+    or cut, so of a reader that is not `incomplete` nothing that it holds is text: it is the beginning of a closer or a gap.
+    """
 
     @property
     def held(self) -> str:
@@ -91,10 +99,10 @@ class CallReader(Protocol):
 
     @property
     def incomplete(self) -> bool:
-        """An answer that ended here would lack the rest of a call, or of what could become one."""
+        """An answer that ended here would lack the rest of a call, or of what can only become one."""
         ...
 
-    def feed(self, data: str, at: int) -> tuple[Literal["more", "begun", "call", "text", "done"], int]:
+    def feed(self, data: str, at: int) -> tuple[Said, int]:
         """Reads on from `data[at]`; returns what came of it, and where it stopped. Raises OutputError.
 
         more: undecided or within a call, all of `data` is taken. begun: from here on it is a call and nothing else.

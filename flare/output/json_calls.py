@@ -17,9 +17,10 @@ from typing import Literal
 
 from flare.conversation import MAX_NESTING
 from flare.output.faults import not_json
+from flare.output.interface import Said
 from flare.output.json_objects import ObjectReader, read_call
 from flare.output.openers import CallFormat, Opener
-from flare.output.scanning import SPACE, Said
+from flare.output.scanning import SPACE
 
 ARGUMENTS = ("arguments", "parameters")
 IGNORED = ("id", "type")

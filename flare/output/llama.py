@@ -7,10 +7,11 @@ object, such as an answer in JSON, is text, from the first character on that tel
 
 from __future__ import annotations
 
+from flare.output.interface import Said
 from flare.output.json_calls import ARGUMENTS, Heads, JsonReader
 from flare.output.openers import CallFormat, Opener
 from flare.output.rules import LONGEST_NAME
-from flare.output.scanning import SPACE, Said
+from flare.output.scanning import SPACE
 
 PYTHON_TAG = "<|python_tag|>"
 OPENERS = (Opener("{", in_reasoning=False, first=True), Opener(PYTHON_TAG, in_reasoning=False))

@@ -110,6 +110,7 @@ class Machine:
                 if natural:
                     raise cut_off()
                 self._blank.clear()  # what was left out is part of the answer
+            # Else what the reader holds is a cut closer, see `CallReader`.
         elif self._held:
             held, self._held = self._held, ""
             yield from self._show(held)

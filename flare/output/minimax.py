@@ -16,8 +16,9 @@ from __future__ import annotations
 from flare.conversation import MAX_NESTING, Tools
 from flare.output.elements import Element, arguments_of
 from flare.output.faults import malformed, nameless, too_deep
+from flare.output.interface import Said
 from flare.output.openers import CallFormat, Opener
-from flare.output.scanning import SPACE, Expected, Room, Said, Until, unescaped
+from flare.output.scanning import SPACE, Expected, Room, Until, unescaped
 from flare.output.schemas import Schemas
 
 PREFIX = "]<]minimax[>["

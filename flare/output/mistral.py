@@ -14,11 +14,12 @@ from typing import Literal
 
 from flare.conversation import Tools, qualified
 from flare.output.faults import nameless, not_json
+from flare.output.interface import Said
 from flare.output.json_calls import ArrayReader
 from flare.output.json_objects import ObjectReader, call_arguments, read_object
 from flare.output.openers import CallFormat, Opener
 from flare.output.rules import LONGEST_NAME
-from flare.output.scanning import SPACE, Said
+from flare.output.scanning import SPACE
 
 OPENER = "[TOOL_CALLS]"
 OPENERS = (Opener(OPENER),)

@@ -7,13 +7,9 @@ from __future__ import annotations
 
 import html
 import re
-from typing import Literal
 
 from flare.conversation import MAX_ARGUMENTS_BYTES
 from flare.output.faults import too_long
-
-Said = Literal["more", "begun", "call", "text", "done"]
-"""What came of a text, see `CallReader.feed`."""
 
 SPACE = " \t\n\r"
 

@@ -11,7 +11,8 @@ from typing import Any
 
 from flare.conversation import Tools
 from flare.output.argument_types import TypedArguments
-from flare.output.scanning import Room, Said, read_word
+from flare.output.interface import Said
+from flare.output.scanning import Room, read_word
 
 State = Callable[[Any, str, int], tuple[Said, int]]
 

@@ -135,12 +135,13 @@ def test_names_up_to_the_limit(limit: int) -> None:
 
 def test_an_answer_that_ends_within_a_second_function() -> None:
     begun = "<tool_call>\n<function=clock>\n</function>\n<function="
-    for rest in ("", "read", "read>", "read>\n<parameter=p>"):
-        limited = read(begun + rest, natural=False)
+    for text in (begun[:-7], begun, *(begun + rest for rest in ("read", "read>", "read>\n<parameter=p>"))):
+        limited = read(text, natural=False)
         assert limited.parts == [NOON] and limited.error is None
-        assert read(begun + rest).error is not None
-    for rest in ("", "\n", "\n</tool_", "\n<fun"):
-        assert read("<tool_call><function=clock></function>" + rest).parts == [NOON]
+        assert read(text).error is not None
+    for rest in ("", "\n", "\n<", "\n</tool_"):
+        found = read("<tool_call><function=clock></function>" + rest)
+        assert found.parts == [NOON] and found.error is None
 
 
 @pytest.mark.parametrize(
