@@ -67,6 +67,7 @@ class DeepseekMachine:
         "_arguments",
         "_chunk",
         "_close_token",
+        "_flows",
         "_name",
         "_opened",
         "_parser",
@@ -103,6 +104,7 @@ class DeepseekMachine:
         self._tail = ""  # the latest text, as far as a tag may have begun in it
         self._opened = False  # a tag has been opened, and no call has begun with it
         self._room = Room()
+        self._flows: Literal["text", "reasoning"] | None = None  # as what the parser passes on text that holds no tag
         self._shown = False  # the token made reasoning visible
         self._pending = 0  # tokens within reasoning that are part of a delimiter or a tag, perhaps
         self.reasoning_tokens = 0
@@ -112,12 +114,25 @@ class DeepseekMachine:
         return self._stage == "reasoning"
 
     def push(self, token: int, text: str) -> Iterable[Piece]:
+        flows = self._flows
+        if flows is not None and text and _is_plain(text):
+            # By far the most tokens: the parser holds nothing back, and would pass this on as it is.
+            self._tail = ""
+            if flows == "reasoning":
+                self.reasoning_tokens += token >= 0
+            elif self._rules is not None and not self._rules.shows_text:
+                return ()
+            return (Piece(flows, text),)
+        return self._push(token, text)
+
+    def _push(self, token: int, text: str) -> Iterator[Piece]:
         self._shown = False
         if token == self._close_token and not text.endswith(_REASONED):
             text += _REASONED  # a special token, whose spelling is left out of the text
         for part in _PARTS.findall(text):
             self._follow(part)
-            yield from self._pieces(self._parser.push(self._chunk(part)), closes=part == _BAR)
+            self._flows = None
+            yield from self._pieces(self._parser.push(self._chunk(part)), part)
         if self._shown:
             self.reasoning_tokens += self._pending + (token >= 0)
             self._pending = 0
@@ -132,7 +147,7 @@ class DeepseekMachine:
         cut, self._shown = self._arguments is not None, False
         events = self._parser.finish()
         if not cut:
-            yield from self._pieces(events, closes=False)
+            yield from self._pieces(events, "")
         if self._shown:
             self.reasoning_tokens += self._pending
         if natural and (cut or self._opened):
@@ -140,8 +155,8 @@ class DeepseekMachine:
         if self._rules is not None:
             self._rules.end()
 
-    def _pieces(self, events: Iterable[Any], *, closes: bool) -> Iterator[Piece]:
-        """Makes pieces of events. `closes`: a brace among them closes the arguments."""
+    def _pieces(self, events: Iterable[Any], part: str) -> Iterator[Piece]:
+        """Makes pieces of the events that a part of the text brought."""
         for event in events:
             found = msgspec.json.decode(event.to_json(), type=_Event)
             block, delta = found.content_block, found.delta
@@ -152,6 +167,9 @@ class DeepseekMachine:
                 self._arguments = ObjectReader()
             if delta is None:
                 continue
+            passed_on = delta.thinking or delta.text
+            if passed_on and passed_on.endswith(part) and _is_plain(part):
+                self._flows = "reasoning" if delta.thinking else "text"
             if delta.thinking:
                 self._shown = True
                 yield Piece("reasoning", delta.thinking)
@@ -159,9 +177,10 @@ class DeepseekMachine:
                 if self._rules is None or self._rules.shows_text:
                     yield Piece("text", delta.text)
             elif delta.partial_json:
-                yield from self._argument(delta.partial_json, closes)
+                yield from self._argument(delta.partial_json, closes=part == _BAR)
 
-    def _argument(self, text: str, closes: bool) -> Iterator[Piece]:
+    def _argument(self, text: str, *, closes: bool) -> Iterator[Piece]:
+        """Takes JSON of arguments. `closes`: a brace ends them."""
         assert self._arguments is not None and self._rules is not None
         if self._arguments.feed(text, 0) < len(text):
             raise not_json()
@@ -193,6 +212,11 @@ class DeepseekMachine:
                 raise malformed("a tag that opens nothing")
             self._stage = "over"
         self._tail = text[1 - _LONGEST :]
+
+
+def _is_plain(text: str) -> bool:
+    """Whether the parser holds back nothing of a text: no tag, and no white space that may stand before one, is in it."""
+    return bool(text) and "<" not in text and _BAR not in text and not text[-1].isspace()
 
 
 FORMAT = ReplyFormat(

@@ -14,6 +14,7 @@ decides where models leave it open:
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Literal
 
@@ -36,6 +37,7 @@ Place = Literal["outside", "header", "reasoning", "answer", "dropped", "call", "
 
 _ROLE, _TO = "assistant", "to="
 _PLACES: dict[str, Place] = {"self": "reasoning", "user": "answer", "commentary": "answer", "developer": "dropped"}
+_HEADER_AT_END = re.compile(rf"(?<![^{SPACE}])t(?:o(?:=[^{SPACE}]{{0,{MAX_HEADER - len(_TO)}}}+)?)?\Z")
 _SHOWN: dict[Place, Literal["text", "reasoning"]] = {"reasoning": "reasoning", "answer": "text"}
 
 
@@ -190,11 +192,8 @@ def _word_at(text: str, edge: bool) -> int:
 
     `edge`: a word may begin where the text begins.
     """
-    at = 1 + max(text.rfind(space) for space in SPACE)
-    word = text[at : at + MAX_HEADER + 1]
-    if not word or len(word) > MAX_HEADER or (at == 0 and not edge):
-        return len(text)
-    return at if word.startswith(_TO) or _TO.startswith(word) else len(text)
+    found = _HEADER_AT_END.search(text)
+    return len(text) if found is None or not (found.start() or edge) else found.start()
 
 
 FORMAT = ReplyFormat(MuseMachine, MARKERS)
