@@ -6,6 +6,8 @@
     serving.py      streaming chat through HTTP at several numbers of clients
     cold_start.py   process start to first streamed token, and memory at that moment
 
+outputs.py stands by itself (`python -m benchmarks.outputs`): what it costs to read what models write.
+
 Everything is interleaved: each round runs every contestant once, in alternating order. The figures are medians over the
 rounds, and the load that other processes put on the machine during each measurement is written beside them.
 step_flare.py and step_llama.py are the two sides of a step measurement; each runs in a process of its own, with the

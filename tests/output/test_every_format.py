@@ -133,6 +133,18 @@ def test_a_name_that_occurs_twice_is_an_error(format: str) -> None:
 
 
 @every
+@pytest.mark.parametrize("escape", ["\\ud83d", "\\udcf0", "\\ude00\\ud83d"])
+def test_half_a_character_within_a_value(format: str, escape: str) -> None:
+    """As JSON it cannot be passed on; as plain text it is a backslash and letters."""
+    for arguments in ('{"a":"#"}', '{"a":{"b":["#"]}}', '{"a":{"#":1}}'):
+        part = ("call", "f", arguments)
+        found = same(format, WRITERS[format].reply(part).replace("#", escape), tools=offering(part))
+        for call in found.calls:
+            assert escape.replace("\\", "\\\\") in call.arguments and decoded(call.arguments)
+        assert found.calls or found.error == "the model wrote a tool call that is not valid JSON"
+
+
+@every
 def test_a_reply_that_is_cut(format: str) -> None:
     """At a limit what is not whole is left out; at a natural end a call that has begun is an error."""
     writer = WRITERS[format]
