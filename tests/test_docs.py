@@ -14,6 +14,7 @@ import pytest
 
 from flare.config import ServerSettings
 from flare.http.codings import MAX_MEMBERS, MAX_WINDOW_BYTES
+from flare.output import FORMATS
 from flare.protocols.fields import INERT, MAX_STOP_BYTES, MAX_STOP_SEQUENCE, MAX_STOP_STRINGS, MAX_TOKEN_STOPS
 from flare.protocols.thinking import MAX_VARIABLE_NESTING, MAX_VARIABLES_BYTES
 from flare.runtime import MAX_CHOICES, Runtime
@@ -198,6 +199,11 @@ def error_codes(tree: ast.AST) -> set[str]:
         for keyword in node.keywords
         if keyword.arg == "code" and isinstance(keyword.value, ast.Constant) and isinstance(keyword.value.value, str)
     }
+
+
+def test_formats_of_what_models_write(repository: Path) -> None:
+    row = next(line for line in (repository / "docs/core-format.md").read_text().splitlines() if "`output.tools`" in line)
+    assert set(re.findall(r"`([a-z0-9_]+)`", row.partition("One of")[2])) == FORMATS
 
 
 def test_links_between_documents_lead_somewhere(repository: Path) -> None:
