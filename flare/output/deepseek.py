@@ -115,7 +115,7 @@ class DeepseekMachine:
 
     def push(self, token: int, text: str) -> Iterable[Piece]:
         flows = self._flows
-        if flows is not None and text and _is_plain(text):
+        if flows is not None and _is_plain(text) and token != self._close_token:
             # By far the most tokens: the parser holds nothing back, and would pass this on as it is.
             self._tail = ""
             if flows == "reasoning":

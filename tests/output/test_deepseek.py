@@ -360,3 +360,11 @@ def test_a_close_whose_spelling_is_left_out_closes() -> None:
     for spelling in ("", "</think>"):
         fed = feed([(OTHER, "Hm."), (7, spelling), (OTHER, "Yes.")], syntax=syntax, tools=TOOLS, opens=True)
         assert (fed.parts, fed.reasoning_tokens) == ([("reasoning", "Hm."), ("text", "Yes.")], 1)
+
+
+def test_the_token_that_closes_reasoning_comes_with_the_rest_of_a_text() -> None:
+    """Bytes that were held back may become text with a special token, whose own spelling is left out."""
+    syntax = OutputSyntax(tools="deepseek_dsml", reasoning=("<think>", "</think>"), close_token=7)
+    for text in ("é", "", "é</think>"):
+        found = feed([(OTHER, "Hm"), (7, text), (OTHER, "Yes")], syntax=syntax, tools=TOOLS, opens=True)
+        assert found.parts == [("reasoning", "Hm" + text.removesuffix("</think>")), ("text", "Yes")]
