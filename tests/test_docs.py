@@ -202,7 +202,9 @@ def error_codes(tree: ast.AST) -> set[str]:
 
 
 def test_formats_of_what_models_write(repository: Path) -> None:
-    row = next(line for line in (repository / "docs/core-format.md").read_text().splitlines() if "`output.tools`" in line)
+    row = next(
+        line for line in (repository / "docs/core-format.md").read_text().splitlines() if "`output.tools`" in line
+    )
     assert set(re.findall(r"`([a-z0-9_]+)`", row.partition("One of")[2])) == FORMATS
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from openai import OpenAI
 
 from flare.config import MemorySize, RuntimeSettings, ServerSettings
 from flare.http.server import Server
@@ -97,6 +98,41 @@ def test_answers_are_the_same_alone_and_among_others(server: CoreServer) -> None
 
     assert asyncio.run(together()) == [text for text, _, _ in alone]
     assert server.runtime.stats().preemptions > 0, "the pool was meant to be too small for all of them"
+    server.idle()
+
+
+def test_a_conversation_through_the_openai_sdk(server: CoreServer) -> None:
+    """Several turns, each streamed and whole with one seed; then a stop string that the model is known to write."""
+    client = OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, _strict_response_validation=True)
+    turns: list[Any] = [{"role": "system", "content": "Answer in one short sentence."}]
+    for question in ("Name a capital in Europe.", "Which country is it in?", "Name another city there."):
+        turns.append({"role": "user", "content": question})
+        asked: dict[str, Any] = {
+            "model": "smollm2",
+            "messages": turns,
+            "seed": 11,
+            "temperature": 0.7,
+            "max_tokens": 40,
+        }
+        whole = client.chat.completions.create(**asked)
+        chunks = [chunk.choices[0] for chunk in client.chat.completions.create(**asked, stream=True) if chunk.choices]
+        said, why = whole.choices[0].message.content or "", whole.choices[0].finish_reason
+        assert said and "".join(choice.delta.content or "" for choice in chunks) == said
+        assert chunks[-1].finish_reason == why
+        turns.append({"role": "assistant", "content": said})
+    said = turns[-1]["content"]
+    middle = said[len(said) // 3 : len(said) // 3 + 6]
+    for streamed in (False, True):
+        # The stop string crosses tokens, since it was cut out of the text without regard to them.
+        stopped = client.chat.completions.create(**asked | {"messages": turns[:-1]}, stop=[middle], stream=streamed)
+        if streamed:
+            choices = [chunk.choices[0] for chunk in stopped if chunk.choices]
+            text, end = "".join(choice.delta.content or "" for choice in choices), choices[-1]
+        else:
+            end = stopped.choices[0]
+            text = end.message.content
+        assert text == said[: said.index(middle)] and end.finish_reason == "stop"
+        assert end.model_extra["stop_reason"] == "stop_sequence"
     server.idle()
 
 
