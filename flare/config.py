@@ -117,21 +117,31 @@ def check_api_key(key: str) -> str:
     return key
 
 
+def read_trusted(path: Path, most: int, name: str, *, hint: str = "") -> bytes:
+    """Returns the bytes of a file that decides what the server does.
+
+    Raises InputError, which begins with `name`, when the file cannot be read, when every user of the machine may change
+    it, or when it has more than `most` bytes; `hint` ends that last one.
+    """
+    try:
+        if others_may(path, stat.S_IWOTH):
+            raise InputError(f"{name}: every user of this machine may change it; chmod o-w it")
+        with path.open("rb") as file:
+            data = file.read(most + 1)
+    except OSError as error:
+        raise InputError(f"{name}: cannot be read ({error.strerror})") from None
+    if len(data) > most:
+        raise InputError(f"{name}: longer than {most} bytes{hint}")
+    return data
+
+
 def read_api_key(path: Path, place: str) -> str:
     """Reads the serving key: the file's text without surrounding white space; empty means that no key is asked for.
 
     Raises InputError, which begins with `place`, when the file cannot be read, when every user of the machine may change
     it, or when it does not hold one line of printable ASCII.
     """
-    try:
-        if others_may(path, stat.S_IWOTH):
-            raise InputError(f"{place}: {path}: every user of this machine may change it; chmod o-w it")
-        with path.open("rb") as file:
-            data = file.read(MAX_KEY_BYTES + 1)
-    except OSError as error:
-        raise InputError(f"{place}: {path}: cannot be read ({error.strerror})") from None
-    if len(data) > MAX_KEY_BYTES:
-        raise InputError(f"{place}: {path}: longer than {MAX_KEY_BYTES} bytes; it holds nothing but the key")
+    data = read_trusted(path, MAX_KEY_BYTES, f"{place}: {path}", hint="; it holds nothing but the key")
     try:
         return check_api_key(data.strip().decode("ascii"))
     except ValueError:

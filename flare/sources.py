@@ -19,6 +19,7 @@ from flare.config import (
     others_may,
     parse_memory_size,
     read_api_key,
+    read_trusted,
     usable_cpus,
 )
 from flare.errors import InputError, SettingError
@@ -225,15 +226,7 @@ def load_toml(path: Path) -> dict[str, Any]:
     """Reads a TOML file. Raises InputError when that cannot be, or when every user of the machine may write it."""
     import tomllib
 
-    try:
-        if others_may(path, stat.S_IWOTH):
-            raise InputError(f"{path}: every user of this machine may change it; chmod o-w it")
-        with path.open("rb") as file:
-            data = file.read(MAX_FILE_BYTES + 1)
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror})") from None
-    if len(data) > MAX_FILE_BYTES:
-        raise InputError(f"{path}: longer than {MAX_FILE_BYTES} bytes")
+    data = read_trusted(path, MAX_FILE_BYTES, str(path))
     try:
         return tomllib.loads(data.decode())
     except UnicodeDecodeError as error:
