@@ -15,6 +15,7 @@ import msgspec
 
 from flare.errors import RequestError
 from flare.grammar import TextGrammar
+from flare.logprobs import LogprobsWanted, TokenLogprobs
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 Cause = Literal["stop_token", "stop_sequence", "max_tokens", "context_full", "cancelled"]
@@ -160,13 +161,27 @@ class SamplingRequest(msgspec.Struct, frozen=True, kw_only=True):
     seed: int | None = None
 
 
+class Constraint(msgspec.Struct, frozen=True):
+    """What the answer has to be: any JSON object, JSON of a schema, or a text of a grammar. Reasoning and calls stay free.
+
+    `definition` is the schema as decoded JSON, or the grammar's text; `field` is the client's name for it, for error texts.
+    `instruct`: a conversation's system prompt says so too.
+    """
+
+    kind: Literal["json_object", "json_schema", "lark", "regex"]
+    definition: Any = None
+    field: str = "response_format"
+    instruct: bool = False
+
+
 class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that generation needs to know.
 
     Choices are numbered prompt by prompt: choice = prompt index * n + index. `max_tokens` counts generated tokens;
     `max_tokens_field` and `prompt_field` are the client's names for them, for error texts. Sequences of stop tokens have at
     least two each. `budget` is of conversations.
-    `observe` asks for `Observed` events.
+    `logprobs` asks for `Logprobed` events, `prompt_logprobs` for `Scored` ones with so many alternatives a token (0 to 20);
+    then `max_tokens` may be 0. `observe` asks for `Observed` events.
     """
 
     prompts: list[Conversation] | list[RawPrompt]
@@ -180,6 +195,9 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     stop_token_sequences: tuple[tuple[int, ...], ...] = ()
     ignore_eos: bool = False
     budget: ThinkingBudget | None = None
+    constraint: Constraint | None = None
+    logprobs: LogprobsWanted | None = None
+    prompt_logprobs: int | None = None
     observe: bool = False
 
 
@@ -189,6 +207,26 @@ class Observed(msgspec.Struct, frozen=True, gc=False):
     choice: int
     ids: list[int]
     at: float
+
+
+class Scored(msgspec.Struct, frozen=True):
+    """Log probabilities of the next tokens of the choice's prompt, from its second token on; they come before any of the
+    reply."""
+
+    choice: int
+    entries: list[TokenLogprobs]
+
+
+class Logprobed(msgspec.Struct, frozen=True):
+    """Log probabilities of tokens that the next events of the choice make visible, or have made so; in order of the tokens.
+
+    A token that ends the choice, and one that was forced, has none. `answers` says of each whether its text begins in
+    answer text: not in reasoning, a call or a delimiter.
+    """
+
+    choice: int
+    entries: list[TokenLogprobs]
+    answers: list[bool]
 
 
 class Text(msgspec.Struct, frozen=True, gc=False):
@@ -261,4 +299,4 @@ class Failed(msgspec.Struct, frozen=True):
     error: RequestError
 
 
-Event = Observed | Text | Reasoning | Called | Finished | Failed
+Event = Observed | Scored | Logprobed | Text | Reasoning | Called | Finished | Failed

@@ -42,6 +42,10 @@ class ReplayDead(FlareError):
     and `sample` concerns that one call."""
 
 
+class MaskError(FlareError):
+    """A grammar that can say no more about a reply; the line may be shown to the client."""
+
+
 class RequestError(FlareError):
     """A request that is refused. `param` and `code` follow the specification; `extra` joins the error object."""
 

@@ -9,9 +9,9 @@ import traceback
 MAX_LOG_CHARACTERS = 20_000
 
 
-def log_failure(log: logging.Logger, text: str) -> None:
-    """Logs the exception that is being handled, if there is one, as an error behind `text`."""
-    error = sys.exception()
+def log_failure(log: logging.Logger, text: str, error: BaseException | None = None) -> None:
+    """Logs an exception as an error behind `text`: the given one, or else the one that is being handled, if there is one."""
+    error = error or sys.exception()
     log.error("%s%s", text, "" if error is None else "\n" + for_log(error))
 
 

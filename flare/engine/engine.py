@@ -13,12 +13,14 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from time import monotonic
 
+from flare.engine.arrays import Filled, StepArrays
+from flare.engine.checks import check_request
 from flare.engine.interface import Replay
 from flare.engine.request import Delivery, EngineLimits, EngineStats, QueueFull, Request, StopCause
-from flare.engine.sampling import History
-from flare.engine.scheduler import Chunk, Scheduler
-from flare.errors import CoreError, ReplayDead, RequestError
+from flare.engine.scheduler import Scheduler
+from flare.errors import CoreError, MaskError, ReplayDead, RequestError
 from flare.failures import log_failure
+from flare.logprobs import LogprobsWanted, TokenLogprobs, read_logprobs
 
 _log = logging.getLogger("flare.engine")
 
@@ -27,6 +29,8 @@ ENGINE_FAILED = "the model can run no more requests; the server must be restarte
 SETTLED_S = 1.0
 """How long no request must be live before the pages are counted."""
 ENGINE_CLOSED = "the server is shutting down"
+NATURAL = LogprobsWanted()
+"""Of prompts: a row of a step has the alternatives, and no tokens that the request names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +64,9 @@ class Engine:
             page_tokens=sizes.page_tokens,
             pages=sizes.kv_pages,
             context=min(sizes.max_context, sizes.kv_pages * sizes.page_tokens),
+            max_rows=sizes.max_rows,
         )
-        self._row_type = replay.sampling._type_
+        self._arrays = StepArrays(replay)
         self._commands: SimpleQueue[Request | Cancel | Close] = SimpleQueue()
         self._lock = threading.Lock()
         self._live: dict[int, Request] = {}  # with the lock: added by submit, taken out by the engine thread
@@ -71,7 +76,7 @@ class Engine:
         self._thread: threading.Thread | None = None
         self._deliveries: list[Delivery] = []
         self._steps = self._samples = self._generated = self._first_tokens = 0
-        self._completed = self._cancelled = self._failures = self._forced = 0
+        self._completed = self._cancelled = self._failures = self._forced = self._scored = 0
 
     # For callers, from any thread
 
@@ -104,7 +109,7 @@ class Engine:
         """Queues all requests of a group, at most `capacity`, or none. Raises RequestError: 400 for what can never run, 503
         (QueueFull among them) for what cannot be taken now; ValueError for an id that is live already, or comes twice."""
         for request in group:
-            self._check(request)
+            check_request(request, context=self._scheduler.context, vocabulary=self._replay.limits.vocabulary)
         now = monotonic()
         with self._lock:
             self.check_ready()
@@ -145,6 +150,9 @@ class Engine:
             generated_tokens=self._generated,
             preemptions=scheduler.preemptions,
             forced=self._forced,
+            scored_tokens=self._scored,
+            masked_tokens=self._arrays.masked,
+            mask_seconds=self._arrays.mask_seconds,
             completed=self._completed,
             cancelled=self._cancelled,
             failed=self._failures,
@@ -159,31 +167,6 @@ class Engine:
             self._run()
         else:
             self._thread.join()
-
-    def _check(self, request: Request) -> None:
-        """What would make a shared step fail must not get into it."""
-        prompt, context = request.prompt, self._scheduler.context
-        if not prompt:
-            raise RequestError("the prompt is empty, it must have at least 1 token")
-        if len(prompt) >= context:
-            used = len(prompt)
-            raise RequestError(
-                f"the prompt is {used} tokens and the context holds {context}; compact or shorten the conversation",
-                code="context_full",
-                extra={"flare_context": {"tokens_used": used, "context_length": context, "tokens_remaining": 0}},
-            )
-        vocabulary = self._replay.limits.vocabulary
-        if min(prompt) < 0 or max(prompt) >= vocabulary:
-            bad = next(token for token in prompt if not 0 <= token < vocabulary)
-            raise RequestError(f"the prompt has token id {bad}, ids must be from 0 to {vocabulary - 1}")
-        if request.max_new_tokens is not None and request.max_new_tokens < 1:
-            raise RequestError(f"max_tokens is {request.max_new_tokens}, it must be at least 1", param="max_tokens")
-        if not 0 <= request.choice < 2**32:
-            raise RequestError(f"choice is {request.choice}, it must be from 0 to {2**32 - 1}")
-        forced = request.forced
-        if forced is not None and not (forced.after >= 1 and 0 <= forced.token < vocabulary):
-            text = f"token {forced.token} is forced behind {forced.after} tokens"
-            raise RequestError(f"{text}; ids must be from 0 to {vocabulary - 1}, and at least 1 token comes first")
 
     # The engine thread
 
@@ -235,73 +218,66 @@ class Engine:
                 self._closing = True
 
     def _admit(self, request: Request) -> None:
-        row = self._row_type()
-        request.sampling.write(row, request.choice, len(request.prompt))
-        if request.sampling.penalised:
-            request.history = History(request.prompt)
-            row.history = request.history.array
-        request.row = row
+        if request.only_scores and len(request.prompt) == 1:
+            self._finish(Delivery(request, [], StopCause.MAX_TOKENS))  # its one token follows nothing
+            return
+        self._arrays.admit(request)
         self._scheduler.add(request)
 
     def _step(self) -> None:
         chunks = self._scheduler.plan()
         if not chunks:
             raise RuntimeError(f"no step for {len(self._live)} live requests")
-        n_tokens, sampled = self._fill(chunks)
+        filled = self._arrays.fill(chunks)
         try:
-            self._replay.step(n_tokens, len(sampled))
+            self._replay.step(filled.tokens, filled.rows)
         except ReplayDead:
             raise
         except Exception:
-            log_failure(_log, f"a step of {n_tokens} tokens failed; its {len(chunks)} requests end")
+            log_failure(_log, f"a step of {filled.tokens} tokens failed; its {len(chunks)} requests end")
             for chunk in chunks:
                 self._fail(chunk.request)
             return
         self._scheduler.commit(chunks)
         self._steps += 1
-        if sampled:
-            self._sample(sampled)
+        if filled.scored:
+            self._score(filled)
+        if filled.sampled:
+            self._sample(filled.sampled)
 
-    def _fill(self, chunks: list[Chunk]) -> tuple[int, list[Request]]:
-        """Writes the step's arrays. Returns the number of tokens, and the requests of the rows in their order."""
-        replay = self._replay
-        tokens, positions, slots, rows = replay.tokens, replay.positions, replay.slots, replay.rows
-        sampled: list[Request] = []
-        end = 0
-        for request, count, wants_row in chunks:
-            start = request.computed
-            if request.mapped != len(request.pages):
-                self._map(request)
-            if count == 1:
-                tokens[end] = request.tokens[start]
-                positions[end] = start
-                slots[end] = request.slot
-                end += 1
+    def _score(self, filled: Filled) -> None:
+        """Reads the scores of prompts that the step's rows give."""
+        first = len(filled.sampled)
+        try:
+            self._replay.score(first, filled.rows - first)
+        except ReplayDead:
+            raise
+        except CoreError:
+            log_failure(_log, f"the logits of some of {len(filled.scored)} prompts are no scores; these requests end")
+        except Exception:
+            log_failure(_log, f"scoring failed; its {len(filled.scored)} requests end")
+            for scored in filled.scored:
+                self._fail(scored.request)
+            return
+        rows = self._replay.logprobs
+        for request, row, start, end in filled.scored:
+            entries = []
+            for index, position in enumerate(range(start, end), row):
+                found = rows[index]
+                if found.rank < 1:
+                    self._fail(request)
+                    break
+                entries.append(read_logprobs(found, request.prompt[position + 1], NATURAL))
             else:
-                after = end + count
-                tokens[end:after] = request.tokens[start : start + count]
-                positions[end:after] = list(range(start, start + count))
-                slots[end:after] = [request.slot] * count
-                end = after
-            if wants_row:
-                rows[len(sampled)] = end - 1
-                sampled.append(request)
-        return end, sampled
-
-    def _map(self, request: Request) -> None:
-        """Shows the pages that a request got since in its row of the page table."""
-        if not request.admitted_at:
-            request.admitted_at = monotonic()
-        entry = request.slot * self._replay.limits.page_stride
-        self._replay.page_table[entry + request.mapped : entry + len(request.pages)] = request.pages[request.mapped :]
-        request.mapped = len(request.pages)
+                self._scored += len(entries)
+                if request.only_scores and request.scored == len(request.prompt) - 1:
+                    self._scheduler.remove(request)
+                    self._finish(Delivery(request, [], StopCause.MAX_TOKENS, scores=entries))
+                elif entries:
+                    self._deliveries.append(Delivery(request, [], scores=entries))
 
     def _sample(self, sampled: list[Request]) -> None:
-        sampling = self._replay.sampling
-        for index, request in enumerate(sampled):
-            row = request.row
-            row.position = row.history_len = len(request.tokens)
-            sampling[index] = row
+        failed = self._arrays.draw(sampled)
         try:
             self._replay.sample(len(sampled))
         except ReplayDead:
@@ -313,56 +289,73 @@ class Engine:
             for request in sampled:
                 self._fail(request)
             return
-        self._accept(sampled)
-
-    def _accept(self, sampled: list[Request]) -> None:
         self._samples += 1
-        accept, deliveries = self._scheduler.accept, self._deliveries
-        now = 0.0
-        for request, token in zip(sampled, self._replay.sampled[: len(sampled)], strict=True):
-            if token < 0:
+        now = monotonic()
+        for index, token in enumerate(self._replay.sampled[: len(sampled)]):
+            request = sampled[index]
+            if request.id not in self._live:
+                continue  # its scores failed
+            if error := failed.get(request.id):
+                self._fail(request, error)
+            elif token < 0:
                 self._fail(request)
-                continue
-            forced = request.forced
-            if forced is not None and request.generated == forced.after:
-                try:
-                    applies = forced.applies(request.tokens[len(request.prompt) :])
-                except Exception:
-                    log_failure(_log, "whether a request gets a forced token could not be told; it ends")
-                    self._fail(request)
-                    continue
-                if applies:
-                    token = forced.token
-                    self._forced += 1
-            self._generated += 1
-            if not request.first_token_at:
-                now = now or monotonic()
-                request.first_token_at = now
-                self._first_tokens += 1
-            # Sequences are matched here, not where tokens become text: so the reply ends with the sequence, whatever its
-            # limit and the model's own stops are, and nothing is computed behind it.
-            sequences, stop = request.stop_sequences, None
-            shown = [token]
-            if sequences is not None:
-                certain, stop = sequences.push((token,))
-                shown = list(certain)
-            cause = accept(request, token, stops=stop is not None)
-            if cause is None:
-                if request.history is not None:
-                    request.history.append(token)
-                    request.row.history = request.history.array
-                if shown:
-                    deliveries.append(Delivery(request, shown))
-                continue
-            if sequences is not None and stop is None:
-                shown += sequences.flush()
-            if cause is StopCause.STOP_TOKEN and stop is None:
-                stop = (shown.pop(),)
-            self._finish(Delivery(request, shown, cause, stop_tokens=stop or ()))
+            else:
+                self._accept(request, index, token, now)
 
-    def _fail(self, request: Request) -> None:
+    def _accept(self, request: Request, index: int, token: int, now: float) -> None:
+        """Takes the token that was drawn from a row at the moment `now`."""
+        entry: TokenLogprobs | None = None
+        forced = request.forced
+        try:
+            if forced is not None and request.generated == forced.after and self._forces(request, index):
+                token = forced.token
+                self._forced += 1
+            elif request.logprobs is not None:
+                entry = read_logprobs(self._replay.logprobs[index], token, request.logprobs)
+            if request.grammar is not None:
+                request.grammar.accept(token)
+        except Exception as error:
+            self._fail(request, error)
+            return
+        self._generated += 1
+        if not request.first_token_at:
+            request.first_token_at = now
+            self._first_tokens += 1
+        # Sequences are matched here, not where tokens become text: so the reply ends with the sequence, whatever its
+        # limit and the model's own stops are, and nothing is computed behind it.
+        sequences, stop = request.stop_sequences, None
+        shown = [token]
+        if sequences is not None:
+            certain, stop = sequences.push((token,))
+            shown = list(certain)
+        if request.logprobs is not None:
+            request.withheld.append(entry)
+        cause = self._scheduler.accept(request, token, stops=stop is not None)
+        if cause is None:
+            if request.history is not None:
+                request.history.append(token)
+                request.row.history = request.history.array
+            if shown:
+                self._deliveries.append(Delivery(request, shown, logprobs=release(request, len(shown))))
+            return
+        if sequences is not None and stop is None:
+            shown += sequences.flush()
+        if cause is StopCause.STOP_TOKEN and stop is None:
+            stop = (shown.pop(),)
+        self._finish(Delivery(request, shown, cause, stop_tokens=stop or (), logprobs=release(request, len(shown))))
+
+    def _forces(self, request: Request, index: int) -> bool:
+        """Whether a reply that has come to its forced token gets it."""
+        assert request.forced is not None
+        reply = request.tokens[len(request.prompt) :]
+        return self._arrays.allows(index, request.forced.token) and request.forced.applies(reply)
+
+    def _fail(self, request: Request, error: Exception | None = None) -> None:
+        """Ends a request that a step failed; `error` is what its grammar or what forces its token raised."""
+        if error is not None and not isinstance(error, MaskError):
+            log_failure(_log, "what bounds or forces a request's tokens failed; it ends", error)
         self._scheduler.remove(request)
-        self._finish(Delivery(request, [], error=STEP_FAILED))
+        self._finish(Delivery(request, [], error=str(error) if isinstance(error, MaskError) else STEP_FAILED))
 
     def _finish(self, delivery: Delivery) -> None:
         """Counts a final delivery and queues it; the request is no longer live when the caller sees it."""
@@ -396,3 +389,12 @@ class Engine:
             self._flush()
         except Exception:
             log_failure(_log, "the last deliveries failed")
+
+
+def release(request: Request, count: int) -> list[TokenLogprobs | None]:
+    """Takes the entries of the next `count` tokens that are shown."""
+    if request.logprobs is None:
+        return []
+    entries = request.withheld[:count]
+    del request.withheld[:count]
+    return entries

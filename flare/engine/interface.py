@@ -37,6 +37,11 @@ class Replay(Protocol):
     rows                       int32 [max_rows]; index in the step of each token whose logits are wanted
     sampling                   SampleParams [max_rows]; see `SamplingParams.write`
     sampled                    int32 [max_rows]; the replay writes it in `sample`
+    targets, wanted            int32 [max_rows]; for `score`: a row's next token, and how many alternatives to it, 0 to 20
+    logprobs                   RowLogprobs [max_rows]; the replay writes it in `sample` and `score`
+
+    Log probabilities are those of the raw logits over the whole vocabulary, the sum taken in f64, each value rounded to f32
+    once. Alternatives come by decreasing value, equal values by increasing id. A rank is 1 and the number of greater values.
     """
 
     tokens: Any
@@ -46,6 +51,9 @@ class Replay(Protocol):
     rows: Any
     sampling: Any
     sampled: Any
+    targets: Any
+    wanted: Any
+    logprobs: Any
 
     @property
     def limits(self) -> ReplayLimits: ...
@@ -55,4 +63,9 @@ class Replay(Protocol):
 
     def sample(self, n_rows: int) -> None:
         """Draws `sampled[row]` from the logits of the last step, for its first `n_rows` rows. Raises CoreError when the
-        logits of some rows give no token: theirs is negative, and those of all other rows are good."""
+        logits of some rows give no token: theirs is negative, and those of all other rows are good. Rows whose `sampling`
+        has alternatives of at least 0 get their `logprobs`: of the drawn token, the alternatives and the explicit ids."""
+
+    def score(self, first: int, count: int) -> None:
+        """Fills `logprobs` for `count` rows of the last step from `first` on, each against its target. Raises CoreError when
+        the logits of some rows are no distribution: their rank is 0, and all other rows are good."""

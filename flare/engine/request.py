@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from flare.engine.sampling import History, SamplingParams
 from flare.errors import RequestError
+from flare.logprobs import LogprobsWanted, TokenLogprobs
 
 
 class StopCause(enum.Enum):
@@ -59,6 +60,19 @@ class TokenStops(Protocol):
         ...
 
 
+class TokenMask(Protocol):
+    """Says which tokens may come next in one reply. The engine thread asks it, once for every token."""
+
+    def fill(self, address: int, words: int) -> bool:
+        """Writes a bit for each token at `address`, in `words` words of 32, that of token t being bit t % 32 of word t // 32.
+        Returns False where every token may come; nothing is written then. Raises MaskError, which ends the reply."""
+        ...
+
+    def accept(self, token: int) -> None:
+        """Takes the token that came, which the mask allowed. Raises MaskError."""
+        ...
+
+
 @dataclass(slots=True, eq=False)
 class Request:
     """One reply to be generated. The caller sets the first group and reads the rest once the final delivery is there;
@@ -68,7 +82,9 @@ class Request:
     for that: a number that ends just where the context does is reported as MAX_TOKENS. `stop_tokens` are the ids
     whose generation ends the reply, the model's own included unless the request ignores them; `stop_sequences` finds
     sequences that do. `choice` numbers the replies to one prompt; it keys the draws together with the seed. `forced` may
-    put a token into the reply. `sink` is the caller's, the engine never looks at it.
+    put a token into the reply; where a grammar forbids it, it does not. `grammar` bounds what may be drawn. `logprobs` asks
+    for the log probabilities of the reply's tokens, `score` for those of the prompt's, with so many alternatives each (0 to
+    20); then `max_new_tokens` may be 0. `sink` is the caller's, the engine never looks at it.
     """
 
     id: int
@@ -79,6 +95,9 @@ class Request:
     stop_tokens: frozenset[int] = frozenset()
     stop_sequences: TokenStops | None = None
     forced: ForcedToken | None = None
+    grammar: TokenMask | None = None
+    logprobs: LogprobsWanted | None = None
+    score: int | None = None
     sink: Any = None
 
     # Set by Engine: moments in seconds of the monotonic clock, 0.0 until they come.
@@ -89,6 +108,8 @@ class Request:
     # Set by Engine: the row that native sampling reads, and the tokens it reads when a penalty is active.
     row: Any = field(init=False, default=None)
     history: History | None = field(init=False, default=None)
+    # Set by Engine: entries of tokens that `stop_sequences` holds back.
+    withheld: list[TokenLogprobs | None] = field(init=False, default_factory=list)
     # Set by Engine: how many of `pages` its row of the page table shows. Scheduler sets it back with the pages.
     mapped: int = field(init=False, default=0)
 
@@ -102,10 +123,24 @@ class Request:
     pages: list[int] = field(init=False, default_factory=list)
     capacity: int = field(init=False, default=0)
     computed: int = field(init=False, default=0)
+    # Set by Scheduler.commit: how many of the prompt's tokens, from the second on, are scored. It stays when pages are lost.
+    scored: int = field(init=False, default=0)
     # Set by Scheduler: prompt tokens counted as prefilled, those taken from a cache, how often it lost its pages.
     prefilled: int = field(init=False, default=0)
     cached_tokens: int = field(init=False, default=0)
     preemptions: int = field(init=False, default=0)
+
+    @property
+    def only_scores(self) -> bool:
+        """Whether the prompt is scored and nothing is generated: its last token is never computed."""
+        return self.max_new_tokens == 0
+
+    def unscored(self, start: int, count: int) -> tuple[int, int]:
+        """Positions, the end excluded, among the `count` from `start` on that score the prompt token behind them."""
+        if self.score is None:
+            return start, start
+        first, end = max(start, self.scored), min(start + count, len(self.prompt) - 1)
+        return first, max(first, end)
 
     @property
     def generated(self) -> int:
@@ -129,7 +164,9 @@ class Delivery:
 
     `tokens` are the reply's new tokens. A terminating stop, one token or a sequence, is no part of the text: it comes as
     `stop_tokens` and is counted by `Request.generated`. Tokens that may become a sequence come later, when they are known
-    not to. `error` is one line that may be shown to a client; it excludes `finished`.
+    not to. `logprobs` has an entry for each of `tokens` where the request asks for them, None for one that was forced.
+    `scores` are the prompt's next tokens, from its second on. `error` is one line that may be shown to a client; it excludes
+    `finished`.
     """
 
     request: Request
@@ -137,6 +174,8 @@ class Delivery:
     finished: StopCause | None = None
     error: str | None = None
     stop_tokens: tuple[int, ...] = ()
+    logprobs: list[TokenLogprobs | None] = field(default_factory=list)
+    scores: list[TokenLogprobs] = field(default_factory=list)
 
     @property
     def final(self) -> bool:
@@ -157,7 +196,8 @@ class EngineStats:
 
     `steps` and `samples` count graphs that ran to their end. `decode_rounds` counts the tokens that a request got after
     its first one: a request's part in a step is a round when it brings one. `forced` counts the replies that got a
-    forced token.
+    forced token, `scored_tokens` the prompt tokens whose log probabilities were asked for, `masked_tokens` the tokens that
+    were drawn under a grammar, and `mask_seconds` the time that its masks took.
     """
 
     healthy: bool
@@ -175,6 +215,9 @@ class EngineStats:
     generated_tokens: int
     preemptions: int
     forced: int
+    scored_tokens: int
+    masked_tokens: int
+    mask_seconds: float
     completed: int
     cancelled: int
     failed: int

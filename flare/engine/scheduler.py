@@ -36,16 +36,27 @@ class Scheduler:
     """State between steps. Use: `add`, then repeatedly `plan`, run the step, `commit`, and `accept` for each sampled
     chunk; `remove` at any time between steps.
 
-    `slots`: requests that run at once, at most `max_step_tokens`. `context`: most tokens of prompt and reply together,
+    `slots`: requests that run at once, at most `max_step_tokens`. `max_rows`: of a step; every slot has one of its own, and
+    those beyond are for prompts that are scored. `context`: most tokens of prompt and reply together,
     at most what the pool holds.
     """
 
-    def __init__(self, *, slots: int, max_step_tokens: int, page_tokens: int, pages: int, context: int) -> None:
+    def __init__(
+        self,
+        *,
+        slots: int,
+        max_step_tokens: int,
+        page_tokens: int,
+        pages: int,
+        context: int,
+        max_rows: int | None = None,
+    ) -> None:
         if not 1 <= slots <= max_step_tokens:
             raise ValueError(f"slots is {slots}, it must be from 1 to max_step_tokens ({max_step_tokens})")
         if not 2 <= context <= pages * page_tokens:
             raise ValueError(f"context is {context}, it must be from 2 to the pool's {pages * page_tokens} tokens")
         self.slots = slots
+        self.score_rows = 0 if max_rows is None else max(0, max_rows - slots)
         self.max_step_tokens = max_step_tokens
         self.page_tokens = page_tokens
         self.context = context
@@ -65,6 +76,8 @@ class Scheduler:
         """Queues a request whose prompt is not empty and shorter than the context."""
         request.tokens = list(request.prompt)
         request.limit, request.limit_cause = self.context, StopCause.CONTEXT_FULL
+        if request.only_scores:
+            request.tokens.pop()
         if request.max_new_tokens is not None and len(request.prompt) + request.max_new_tokens <= self.context:
             request.limit, request.limit_cause = len(request.prompt) + request.max_new_tokens, StopCause.MAX_TOKENS
         self.waiting.append(request)
@@ -75,35 +88,36 @@ class Scheduler:
         decodes: list[Chunk] = []
         prefills: list[Chunk] = []
         running = self.running
-        budget = self.max_step_tokens
+        budget, rows = self.max_step_tokens, self.score_rows
         for request in running:
-            if len(request.tokens) - request.computed == 1:
+            if self._decodes(request):
                 budget -= 1
         index = 0
         while index < len(running):  # it shrinks at its end when somebody is preempted
             request = running[index]
             index += 1
-            remaining = len(request.tokens) - request.computed
-            if remaining == 1:
+            if self._decodes(request):
                 if request.computed < request.capacity or self._grow(request, 1):
                     decodes.append(Chunk(request, 1, True))
             elif budget > 0:
-                count = self._grow(request, min(remaining, budget))
-                if count:
-                    budget -= count
-                    prefills.append(Chunk(request, count, count == remaining))
+                chunk = self._prefill(request, budget, rows)
+                if chunk.length:
+                    budget -= chunk.length
+                    rows -= max(0, self._rows(chunk) - 1)
+                    prefills.append(chunk)
         while budget > 0 and self._may_admit():
-            request = self._admit()
-            remaining = len(request.tokens)
-            count = self._grow(request, min(remaining, budget))
-            budget -= count
-            prefills.append(Chunk(request, count, count == remaining))
+            chunk = self._prefill(self._admit(), budget, rows)
+            budget -= chunk.length
+            rows -= max(0, self._rows(chunk) - 1)
+            prefills.append(chunk)
         return decodes + prefills
 
     def commit(self, chunks: list[Chunk]) -> None:
         """The step ran: the keys and values of its tokens are in their pages."""
         for request, length, _ in chunks:
             request.computed += length
+            if request.score is not None:
+                request.scored = max(request.scored, min(request.computed, len(request.prompt) - 1))
             if request.prefilled < len(request.prompt):
                 prefilled = min(request.computed, len(request.prompt))
                 if prefilled > request.prefilled:
@@ -148,6 +162,31 @@ class Scheduler:
         for request in self.waiting:
             if request.slot >= 0 or request.pages or request.computed:
                 raise PageError(f"request {request.id} waits with slot {request.slot} and pages {request.pages}")
+
+    @staticmethod
+    def _decodes(request: Request) -> bool:
+        """Whether a request's next step is one token whose row it draws from, and nothing else."""
+        done = request.score is None or request.scored >= len(request.prompt) - 1
+        return done and len(request.tokens) - request.computed == 1
+
+    def _prefill(self, request: Request, budget: int, rows: int) -> Chunk:
+        """The next chunk of a request, at most `budget` tokens; it has one row and `rows` more. Takes its pages: there may be
+        none, and the chunk empty."""
+        start = request.computed
+        remaining = len(request.tokens) - start
+        count = min(remaining, budget)
+        first, end = request.unscored(start, count)
+        if end - first > 1 + rows:
+            count -= end - first - 1 - rows
+        elif end - first == 1 + rows and count == remaining and not request.only_scores:
+            count -= 1  # the last token's row would be one too many
+        count = self._grow(request, count)
+        return Chunk(request, count, count == remaining and not request.only_scores)
+
+    @staticmethod
+    def _rows(chunk: Chunk) -> int:
+        first, end = chunk.request.unscored(chunk.request.computed, chunk.length)
+        return end - first + chunk.sampled
 
     def _pages_for(self, tokens: int) -> int:
         return -(-tokens // self.page_tokens)

@@ -111,6 +111,11 @@ METRICS = (
         lambda r: r.engine.forced,
         "reasoning_budget_cuts",
     ),
+    _counter(
+        "scored_prompt_tokens", "Prompt tokens whose log probabilities were computed.", lambda r: r.engine.scored_tokens
+    ),
+    _counter("masked_tokens", "Tokens that were drawn under a grammar's mask.", lambda r: r.engine.masked_tokens),
+    _counter("mask_seconds", "Seconds that the masks of grammars took.", lambda r: r.engine.mask_seconds),
     _gauge("free_kv_pages", "KV pages that nobody holds.", lambda r: r.engine.free_pages, "free_pages"),
     _gauge("total_kv_pages", "KV pages of the pool.", lambda r: r.engine.total_pages, "total_pages"),
     _gauge("kv_page_tokens", "Token positions of one KV page.", lambda r: r.engine.page_tokens, "page_tokens"),

@@ -14,6 +14,9 @@ from flare.errors import CoreError
 ABI_VERSION = 1
 SEGMENTS = {"none": 0, "weights": 1, "arena": 2, "io": 3, "kv": 4}
 
+MAX_ALTERNATIVES = 20
+MAX_EXPLICIT_IDS = 128
+
 # Result codes beside 0 (good) and 1 (refused).
 ROWS_FAILED = 2
 UNAVAILABLE = 3
@@ -86,6 +89,24 @@ class SampleParams(ctypes.Structure):
         ("prompt_len", c_int32),
         ("reserved", c_int32),
         ("history", POINTER(c_int32)),
+        ("mask", POINTER(c_uint32)),
+        ("explicit_ids", POINTER(c_int32)),
+        ("explicit", c_int32),
+        ("alternatives", c_int32),
+    ]
+
+
+class RowLogprobs(ctypes.Structure):
+    """The log probabilities of one row of logits; see `kernels/logprobs.h`. `ids` and `values` have `count` entries."""
+
+    _fields_ = [
+        ("chosen", c_float),
+        ("rank", c_int32),
+        ("count", c_int32),
+        ("reserved", c_int32),
+        ("ids", c_int32 * MAX_ALTERNATIVES),
+        ("values", c_float * MAX_ALTERNATIVES),
+        ("explicit", c_float * MAX_EXPLICIT_IDS),
     ]
 
 

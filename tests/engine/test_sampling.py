@@ -66,9 +66,12 @@ def test_values_outside_the_native_fields_are_refused(name: str, value: float) -
         SamplingParams(**{name: value})
 
 
+POINTERS = ("history", "mask", "explicit_ids")
+
+
 def test_write_fills_the_row_exactly() -> None:
     written = row(SamplingParams(0.5, 40, 0.25, 0.125, 1.5, 0.75, -0.5, 2**64 - 1), choice=2**32 - 1, prompt_len=9)
-    fields = {name: getattr(written, name) for name, *_ in SampleParams._fields_ if name != "history"}
+    fields = {name: getattr(written, name) for name, *_ in SampleParams._fields_ if name not in POINTERS}
     assert fields == {
         "temperature": 0.5,
         "top_p": 0.25,
@@ -83,6 +86,8 @@ def test_write_fills_the_row_exactly() -> None:
         "history_len": 0,
         "prompt_len": 9,
         "reserved": 0,
+        "explicit": 0,
+        "alternatives": 0,
     }
 
 

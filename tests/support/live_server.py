@@ -139,9 +139,11 @@ class LiveServer:
         """Waits until nothing of any request is left, its body included, and checks it."""
         generator = self.server.generator
         self.until(
-            lambda: not generator.answers
-            and generator.admission.used == generator.bodies.used == 0
-            and not self.server.app.keeper.streams
+            lambda: (
+                not generator.answers
+                and generator.admission.used == generator.bodies.used == 0
+                and not self.server.app.keeper.streams
+            )
         )
         self.until(lambda: (s := self.runtime.stats()).active == s.waiting == 0 and s.free_pages == s.total_pages)
 

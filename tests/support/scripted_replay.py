@@ -14,14 +14,20 @@ import threading
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from ctypes import c_float, c_int32
+from math import exp, inf, isfinite, isnan, log
 from zlib import crc32
 
 from flare.errors import CoreError, ReplayDead
 from flare.replay.cpu import ReplayLimits, SampleParams
+from flare.replay.cpu_interface import RowLogprobs
 from tests.support.reference_sampler import Draw, reference_sample
 
 Script = Callable[[tuple[int, ...], int], Sequence[int] | None]
 """(prompt, choice) -> the reply's tokens, or None for the hash model, which also goes on after a reply's last token."""
+
+
+RowLogits = Callable[[tuple[int, ...]], Sequence[float] | None]
+"""The tokens so far -> the logits of the next one, or None for the hash model's."""
 
 
 class ReplayRefused(ValueError):
@@ -87,6 +93,7 @@ class ScriptedReplay:
         page_tokens: int = 16,
         kv_pages: int = 64,
         script: Script | None = None,
+        logits: RowLogits | None = None,
     ) -> None:
         limits = self.limits = ReplayLimits(
             vocabulary=vocabulary,
@@ -106,9 +113,13 @@ class ScriptedReplay:
         self.rows = (c_int32 * limits.max_rows)()
         self.sampling = (SampleParams * limits.max_rows)()
         self.sampled = (c_int32 * limits.max_rows)()
+        self.targets = (c_int32 * limits.max_rows)()
+        self.wanted = (c_int32 * limits.max_rows)()
+        self.logprobs = (RowLogprobs * limits.max_rows)()
 
         self.model = ScriptedModel(vocabulary)
         self.script = script
+        self.row_logits = logits
         self.steps = 0
         self.processed = 0
         self.refusals: list[str] = []
@@ -215,15 +226,33 @@ class ScriptedReplay:
             self._refuse(f"sample: {n_rows} rows asked, the last step made {len(self._row_cells)}")
         for row in range(n_rows):
             self.sampled[row] = self._choose(row)
+            params = self.sampling[row]
+            if params.alternatives >= 0:
+                explicit = list(params.explicit_ids[: params.explicit]) if params.explicit else []
+                self._write_logprobs(row, self.sampled[row], params.alternatives, explicit)
         failed, self._rows_without_token = self._rows_without_token, ()
         for row in failed:
             self.sampled[row] = -1
         if failed:
             raise CoreError(f"rows {failed} have no token: their logits are NaN")
 
+    def score(self, first: int, count: int) -> None:
+        """Scores rows of the last step against `targets`."""
+        if self._dead:
+            raise ReplayDead(self._dead)
+        if first < 0 or count < 1 or first + count > len(self._row_cells):
+            self._refuse(f"score: rows {first} to {first + count}, the last step made {len(self._row_cells)}")
+        for row in range(first, first + count):
+            if not 0 <= self.targets[row] < self.limits.vocabulary or not 0 <= self.wanted[row] <= 20:
+                self._refuse(f"score: row {row} has target {self.targets[row]} and {self.wanted[row]} alternatives")
+            self._write_logprobs(row, self.targets[row], self.wanted[row], [])
+        failed = [row for row in range(first, first + count) if self.logprobs[row].rank < 1]
+        if failed:
+            raise CoreError(f"rows {failed} have no scores: their logits are NaN")
+
     def logits(self, row: int) -> memoryview:
         """f32 [vocabulary] of one row of the last step. Scripts change the choice, not the logits."""
-        values = (c_float * self.limits.vocabulary)(*self.model.logits(self._row_cells[row]))
+        values = (c_float * self.limits.vocabulary)(*self._logits(row))
         return memoryview(values).cast("B").cast("f")
 
     def close(self) -> None:
@@ -241,12 +270,41 @@ class ScriptedReplay:
         if params.repetition != 1 or params.presence != 0 or params.frequency != 0:
             if not params.history or params.history[: params.history_len] != history:
                 self._refuse(f"sample: row {row} has a history that differs from its sequence")
+        mask = params.mask
+        forbidden = [t for t in range(self.limits.vocabulary) if not mask[t // 32] >> t % 32 & 1] if mask else []
         if self.script is not None:
             prompt, reply = self._row_ids[row][: params.prompt_len], self._row_ids[row][params.prompt_len :]
             words = self.script(tuple(prompt), params.choice)
             if words is not None and len(reply) < len(words) and reply == list(words[: len(reply)]):
-                return words[len(reply)]
-        return self.model.choose(self._row_cells[row], params, history)
+                if words[len(reply)] not in forbidden:
+                    return words[len(reply)]
+        if not forbidden and self.row_logits is None:
+            return self.model.choose(self._row_cells[row], params, history)
+        logits = list(self._logits(row))
+        for token in forbidden:
+            logits[token] = -inf
+        return -1 if max(logits) == -inf else reference_sample(logits, params, history)
+
+    def _logits(self, row: int) -> Sequence[float]:
+        given = None if self.row_logits is None else self.row_logits(tuple(self._row_ids[row]))
+        return self.model.logits(self._row_cells[row]) if given is None else given
+
+    def _write_logprobs(self, row: int, token: int, alternatives: int, explicit: Sequence[int]) -> None:
+        out = self.logprobs[row]
+        logits = [c_float(value).value for value in self._logits(row)]
+        if any(map(isnan, logits)) or not isfinite(max(logits)):
+            out.rank = 0
+            return
+        top = max(logits)
+        total = top + log(sum(exp(value - top) for value in logits))
+        values = [c_float(value - total).value for value in logits]
+        order = sorted(range(len(values)), key=lambda token: (-values[token], token))[:alternatives]
+        out.chosen = values[token] if token >= 0 else 0.0
+        out.rank = 1 + sum(value > values[token] for value in values)
+        out.count = len(order)
+        out.ids[: len(order)] = order
+        out.values[: len(order)] = [values[token] for token in order]
+        out.explicit[: len(explicit)] = [values[token] for token in explicit]
 
     def _read(self, pages: list[list[int]], slot: int, length: int) -> list[int]:
         """The first `length` values of a slot, through its page table."""
