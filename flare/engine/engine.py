@@ -240,13 +240,14 @@ class Engine:
             return
         self._scheduler.commit(chunks)
         self._steps += 1
-        if filled.scored:
-            self._score(filled)
+        unscored = self._score(filled) if filled.scored else []
         if filled.sampled:
-            self._sample(filled.sampled)
+            self._sample(filled.sampled, unscored)
+        for request in unscored:
+            self._fail(request)
 
-    def _score(self, filled: Filled) -> None:
-        """Reads the scores of prompts that the step's rows give."""
+    def _score(self, filled: Filled) -> list[Request]:
+        """Delivers the scores of prompts that the step's rows give; returns the requests whose rows give none."""
         first = len(filled.sampled)
         try:
             self._replay.score(first, filled.rows - first)
@@ -256,16 +257,14 @@ class Engine:
             log_failure(_log, f"the logits of some of {len(filled.scored)} prompts are no scores; these requests end")
         except Exception:
             log_failure(_log, f"scoring failed; its {len(filled.scored)} requests end")
-            for scored in filled.scored:
-                self._fail(scored.request)
-            return
-        rows = self._replay.logprobs
+            return [scored.request for scored in filled.scored]
+        rows, failed = self._replay.logprobs, []
         for request, row, start, end in filled.scored:
             entries = []
             for index, position in enumerate(range(start, end), row):
                 found = rows[index]
                 if found.rank < 1:
-                    self._fail(request)
+                    failed.append(request)
                     break
                 entries.append(read_logprobs(found, request.prompt[position + 1], NATURAL))
             else:
@@ -275,8 +274,10 @@ class Engine:
                     self._finish(Delivery(request, [], StopCause.MAX_TOKENS, scores=entries))
                 elif entries:
                     self._deliveries.append(Delivery(request, [], scores=entries))
+        return failed
 
-    def _sample(self, sampled: list[Request]) -> None:
+    def _sample(self, sampled: list[Request], unscored: list[Request]) -> None:
+        """Draws the next token of `sampled`, and takes it but for those of `unscored`."""
         failed = self._arrays.draw(sampled)
         try:
             self._replay.sample(len(sampled))
@@ -287,14 +288,15 @@ class Engine:
         except Exception:
             log_failure(_log, f"sampling failed; its {len(sampled)} requests end")
             for request in sampled:
-                self._fail(request)
+                if request not in unscored:
+                    self._fail(request)
             return
         self._samples += 1
         now = monotonic()
         for index, token in enumerate(self._replay.sampled[: len(sampled)]):
             request = sampled[index]
-            if request.id not in self._live:
-                continue  # its scores failed
+            if unscored and request in unscored:
+                continue
             if error := failed.get(request.id):
                 self._fail(request, error)
             elif token < 0:

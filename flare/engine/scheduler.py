@@ -4,6 +4,7 @@ The rules, each a method below:
 
 - A step holds the next token of every decoding slot first, then chunks of prompts, oldest request first.
 - Requests are admitted in order of arrival, when a slot is free and the pool can hold what is promised to everybody.
+- A prompt that is scored needs a row for each token: its chunk has the slot's own row and those that no slot has.
 - A slot takes a page when its tokens cross a page border. When none is free, the youngest running request loses its
   pages and goes back to the front of the queue; later its prompt and reply so far are computed again, as a prompt is.
   The youngest itself waits in place for a page.
@@ -177,7 +178,7 @@ class Scheduler:
         count = min(remaining, budget)
         first, end = request.unscored(start, count)
         if end - first > 1 + rows:
-            count -= end - first - 1 - rows
+            count = first + 1 + rows - start
         elif end - first == 1 + rows and count == remaining and not request.only_scores:
             count -= 1  # the last token's row would be one too many
         count = self._grow(request, count)
