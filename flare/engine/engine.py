@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from time import monotonic
@@ -307,18 +307,19 @@ class Engine:
     def _accept(self, request: Request, index: int, token: int, now: float) -> None:
         """Takes the token that was drawn from a row at the moment `now`."""
         entry: TokenLogprobs | None = None
-        forced = request.forced
-        try:
-            if forced is not None and request.generated == forced.after and self._forces(request, index):
-                token = forced.token
-                self._forced += 1
-            elif request.logprobs is not None:
-                entry = read_logprobs(self._replay.logprobs[index], token, request.logprobs)
-            if request.grammar is not None:
-                request.grammar.accept(token)
-        except Exception as error:
-            self._fail(request, error)
-            return
+        forced, wanted, grammar = request.forced, request.logprobs, request.grammar
+        if forced is not None or wanted is not None or grammar is not None:
+            try:
+                if forced is not None and request.generated == forced.after and self._forces(request, index):
+                    token = forced.token
+                    self._forced += 1
+                elif wanted is not None:
+                    entry = read_logprobs(self._replay.logprobs[index], token, wanted)
+                if grammar is not None:
+                    grammar.accept(token)
+            except Exception as error:
+                self._fail(request, error)
+                return
         self._generated += 1
         if not request.first_token_at:
             request.first_token_at = now
@@ -330,21 +331,24 @@ class Engine:
         if sequences is not None:
             certain, stop = sequences.push((token,))
             shown = list(certain)
-        if request.logprobs is not None:
-            request.withheld.append(entry)
         cause = self._scheduler.accept(request, token, stops=stop is not None)
-        if cause is None:
-            if request.history is not None:
-                request.history.append(token)
-                request.row.history = request.history.array
-            if shown:
-                self._deliveries.append(Delivery(request, shown, logprobs=release(request, len(shown))))
-            return
-        if sequences is not None and stop is None:
-            shown += sequences.flush()
-        if cause is StopCause.STOP_TOKEN and stop is None:
-            stop = (shown.pop(),)
-        self._finish(Delivery(request, shown, cause, stop_tokens=stop or (), logprobs=release(request, len(shown))))
+        if cause is None and request.history is not None:
+            request.history.append(token)
+            request.row.history = request.history.array
+        if cause is not None and stop is None:
+            if sequences is not None:
+                shown += sequences.flush()
+            if cause is StopCause.STOP_TOKEN:
+                stop = (shown.pop(),)
+        entries: Sequence[TokenLogprobs | None] = ()
+        if wanted is not None:
+            request.withheld.append(entry)
+            entries = request.withheld[: len(shown)]
+            del request.withheld[: len(shown)]
+        if cause is not None:
+            self._finish(Delivery(request, shown, cause, None, stop or (), entries))
+        elif shown:
+            self._deliveries.append(Delivery(request, shown, None, None, (), entries))
 
     def _forces(self, request: Request, index: int) -> bool:
         """Whether a reply that has come to its forced token gets it."""
@@ -391,12 +395,3 @@ class Engine:
             self._flush()
         except Exception:
             log_failure(_log, "the last deliveries failed")
-
-
-def release(request: Request, count: int) -> list[TokenLogprobs | None]:
-    """Takes the entries of the next `count` tokens that are shown."""
-    if request.logprobs is None:
-        return []
-    entries = request.withheld[:count]
-    del request.withheld[:count]
-    return entries

@@ -174,8 +174,8 @@ class Delivery:
     finished: StopCause | None = None
     error: str | None = None
     stop_tokens: tuple[int, ...] = ()
-    logprobs: list[TokenLogprobs | None] = field(default_factory=list)
-    scores: list[TokenLogprobs] = field(default_factory=list)
+    logprobs: Sequence[TokenLogprobs | None] = ()
+    scores: Sequence[TokenLogprobs] = ()
 
     @property
     def final(self) -> bool:
