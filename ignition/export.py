@@ -32,6 +32,7 @@ from flare.core.manifest import (
 from flare.core.manifest import Oracle as OracleEntry
 from flare.core.manifest import Target as TargetEntry
 from flare.errors import InputError
+from flare.replay.cpu_interface import ABI_VERSION
 from ignition import __version__
 from ignition.checkpoint import open_checkpoint, open_named
 from ignition.checkpoint.interface import Checkpoint
@@ -344,7 +345,7 @@ def _manifest(
             "numpy": _version("numpy"),
         },
         model=model_facts(configured),
-        target=TargetEntry(kind="cpu", abi=1, libraries=libraries),
+        target=TargetEntry(kind="cpu", abi=ABI_VERSION, libraries=libraries),
         limits=configured.limits,
         segments=_segments(prepared, configured),
         weights=Weights(

@@ -22,8 +22,10 @@ from flare.replay.cpu_interface import (
     Buffer,
     NodeStruct,
     OpenArgs,
+    RowLogprobs,
     SampleArgs,
     SampleParams,
+    ScoreArgs,
     StepArgs,
     load_library,
 )
@@ -35,6 +37,7 @@ __all__ = [
     "CpuProgram",
     "CpuReplay",
     "ReplayLimits",
+    "RowLogprobs",
     "SampleParams",
     "best_isa",
     "load_library",
@@ -142,7 +145,9 @@ class CpuReplay:
 
     The caller fills `tokens`, `positions`, `slots` (int32, `max_step_tokens`), `rows` (int32, `max_rows`), `page_table`
     (int32, slot s has the `page_stride` entries from `s * page_stride`) and `sampling` (SampleParams, `max_rows`), then
-    calls `step` and `sample`; `sampled` (int32, `max_rows`) holds the chosen tokens. All sizes are in `limits`.
+    calls `step` and `sample`; `sampled` (int32, `max_rows`) holds the chosen tokens. For `score` it fills `targets` and
+    `wanted` (int32, `max_rows`) instead of `sampling`. `logprobs` (RowLogprobs, `max_rows`) has what either call found of the
+    rows that wanted any. All sizes are in `limits`.
     """
 
     def __init__(self, program: CpuProgram, *, threads: int, kv_pages: int, huge_pages: bool = False) -> None:
@@ -191,8 +196,12 @@ class CpuReplay:
         self.page_table = (c_int32 * (limits.slots * limits.page_stride))()
         self.sampling = (SampleParams * limits.max_rows)()
         self.sampled = (c_int32 * limits.max_rows)()
+        self.targets = (c_int32 * limits.max_rows)()
+        self.wanted = (c_int32 * limits.max_rows)()
+        self.logprobs = (RowLogprobs * limits.max_rows)()
         for params in self.sampling:
             params.top_p = params.repetition = 1.0
+            params.alternatives = -1
         self._step = StepArgs(
             struct_size=ctypes.sizeof(StepArgs),
             page_stride=limits.page_stride,
@@ -205,8 +214,17 @@ class CpuReplay:
         self._sample = SampleArgs(
             struct_size=ctypes.sizeof(SampleArgs),
             params_size=ctypes.sizeof(SampleParams),
+            logprobs_size=ctypes.sizeof(RowLogprobs),
             params=self.sampling,
             sampled=self.sampled,
+            logprobs=self.logprobs,
+        )
+        self._score = ScoreArgs(
+            struct_size=ctypes.sizeof(ScoreArgs),
+            logprobs_size=ctypes.sizeof(RowLogprobs),
+            target=self.targets,
+            wanted=self.wanted,
+            logprobs=self.logprobs,
         )
 
     def step(self, n_tokens: int, n_rows: int) -> None:
@@ -220,18 +238,27 @@ class CpuReplay:
             self._refuse()
 
     def sample(self, n_rows: int) -> None:
-        """Chooses `sampled[:n_rows]` from the last step's logits by `sampling[:n_rows]`.
+        """Chooses `sampled[:n_rows]` from the last step's logits by `sampling[:n_rows]`, and fills `logprobs` of the rows
+        whose `alternatives` are not -1: `chosen` and `rank` are the chosen token's.
 
         Raises ValueError, having chosen nothing, if a parameter is out of its range. Raises CoreError if a row has no
-        token because of its logits (NaN, or all -inf): that row's entry is -1 and all the others are good. Raises
-        ReplayDead after `close`.
+        token because of its logits (NaN, or all -inf, of themselves or by the mask): that row's entry is -1, its rank 0, and
+        all the others are good. Raises ReplayDead after `close`.
         """
         self._sample.rows = n_rows
-        failed = self._library.flare_sample(self._handle, self._sample, self._error, _ERROR_BYTES)
-        if failed == ROWS_FAILED:
-            raise CoreError(self._text())
-        if failed:
-            self._refuse()
+        self._finish(self._library.flare_sample(self._handle, self._sample, self._error, _ERROR_BYTES))
+
+    def score(self, first: int, count: int) -> None:
+        """Fills `logprobs[row]`, all but `explicit`, for `count` rows of the last step from row `first` on: `chosen` and
+        `rank` are those of the token `targets[row]`, and there are `wanted[row]` alternatives.
+
+        Raises ValueError, having scored nothing, if an argument is out of its range. Raises CoreError if a row has no
+        probabilities because of its logits (NaN, or all -inf): that row's rank is 0 and all the others are good. Raises
+        ReplayDead after `close`.
+        """
+        self._score.first = first
+        self._score.count = count
+        self._finish(self._library.flare_score(self._handle, self._score, self._error, _ERROR_BYTES))
 
     def logits(self, row: int) -> memoryview[float]:
         """The f32 logits of a row of the last step: a view of `vocabulary` floats that changes with the next step and
@@ -282,6 +309,12 @@ class CpuReplay:
         failed = self._library.flare_open(a, ctypes.byref(self._handle), self._error, _ERROR_BYTES)
         if failed:
             raise InputError(self._text()) if failed == UNAVAILABLE else CoreError(self._text())
+
+    def _finish(self, failed: int) -> None:
+        if failed == ROWS_FAILED:
+            raise CoreError(self._text())
+        if failed:
+            self._refuse()
 
     def _refuse(self) -> NoReturn:
         if not self._handle:

@@ -11,11 +11,10 @@ from pathlib import Path
 
 from flare.errors import CoreError
 
-ABI_VERSION = 1
-SEGMENTS = {"none": 0, "weights": 1, "arena": 2, "io": 3, "kv": 4}
-
+ABI_VERSION = 2
 MAX_ALTERNATIVES = 20
-MAX_EXPLICIT_IDS = 128
+MAX_EXPLICIT = 128
+SEGMENTS = {"none": 0, "weights": 1, "arena": 2, "io": 3, "kv": 4}
 
 # Result codes beside 0 (good) and 1 (refused).
 ROWS_FAILED = 2
@@ -71,7 +70,10 @@ class StepArgs(ctypes.Structure):
 class SampleParams(ctypes.Structure):
     """How one row's token is chosen; `kernels/sampler.h` documents the meaning and order of the fields.
 
-    `history` points to int32 tokens, the `prompt_len` of the prompt first; its array must outlive the `sample` call.
+    `history` points to int32 tokens, the `prompt_len` of the prompt first; `mask` to one bit a token, bit t % 32 of word
+    t // 32, set where the token may be drawn (null: all may); `explicit_ids` to `explicit` tokens, up to MAX_EXPLICIT, whose
+    log probabilities are wanted. Their arrays must outlive the `sample` call. `alternatives` is how many of the likeliest
+    tokens are wanted with theirs, up to MAX_ALTERNATIVES; at -1 the row gets no log probabilities at all.
     """
 
     _fields_ = [
@@ -97,7 +99,12 @@ class SampleParams(ctypes.Structure):
 
 
 class RowLogprobs(ctypes.Structure):
-    """The log probabilities of one row of logits; see `kernels/logprobs.h`. `ids` and `values` have `count` entries."""
+    """A row's log probabilities, natural logarithms over the complete vocabulary, of the logits as the model gave them;
+    `kernels/logprobs.h` documents them.
+
+    `chosen` and `rank` (from 1; 0: the row has no probabilities) are the drawn token's or the target's; `ids[:count]` and
+    `values[:count]` the likeliest tokens, best first; `explicit` those of `SampleParams.explicit_ids`, in their order.
+    """
 
     _fields_ = [
         ("chosen", c_float),
@@ -106,7 +113,7 @@ class RowLogprobs(ctypes.Structure):
         ("reserved", c_int32),
         ("ids", c_int32 * MAX_ALTERNATIVES),
         ("values", c_float * MAX_ALTERNATIVES),
-        ("explicit", c_float * MAX_EXPLICIT_IDS),
+        ("explicit", c_float * MAX_EXPLICIT),
     ]
 
 
@@ -115,9 +122,22 @@ class SampleArgs(ctypes.Structure):
         ("struct_size", c_uint32),
         ("params_size", c_uint32),
         ("rows", c_int32),
-        ("reserved", c_int32),
+        ("logprobs_size", c_uint32),
         ("params", POINTER(SampleParams)),
         ("sampled", POINTER(c_int32)),
+        ("logprobs", POINTER(RowLogprobs)),
+    ]
+
+
+class ScoreArgs(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("logprobs_size", c_uint32),
+        ("first", c_int32),
+        ("count", c_int32),
+        ("target", POINTER(c_int32)),
+        ("wanted", POINTER(c_int32)),
+        ("logprobs", POINTER(RowLogprobs)),
     ]
 
 
@@ -151,6 +171,7 @@ def load_library(path: Path) -> ctypes.CDLL:
         library.flare_open.argtypes = [POINTER(OpenArgs), POINTER(c_void_p), c_char_p, c_size_t]
         library.flare_step.argtypes = [c_void_p, POINTER(StepArgs), c_char_p, c_size_t]
         library.flare_sample.argtypes = [c_void_p, POINTER(SampleArgs), c_char_p, c_size_t]
+        library.flare_score.argtypes = [c_void_p, POINTER(ScoreArgs), c_char_p, c_size_t]
         library.flare_logits.argtypes = [c_void_p]
         library.flare_logits.restype = c_void_p
         library.flare_close.argtypes = [c_void_p]

@@ -17,7 +17,6 @@ from flare.replay.cpu import (
     CpuArg,
     CpuProgram,
     CpuReplay,
-    SampleParams,
     best_isa,
     load_library,
     machine_flags,
@@ -80,6 +79,7 @@ def test_a_step_through_the_arrays() -> None:
         assert (limits.vocabulary, limits.slots, limits.page_stride, limits.kv_pages) == (64, 4, 10, 40)
         lengths = [len(a) for a in (replay.tokens, replay.positions, replay.slots, replay.rows, replay.page_table)]
         assert lengths == [64, 64, 64, 4, 40]
+        assert [len(a) for a in (replay.targets, replay.wanted, replay.logprobs)] == [4, 4, 4]
         fill(replay, [5, 6, 7])
         replay.rows[:2] = [2, 0]
         replay.step(3, 2)
@@ -99,7 +99,12 @@ def test_a_closed_replay_is_dead() -> None:
     replay = CpuReplay(program([LOGITS]), threads=2, kv_pages=40)
     replay.close()
     replay.close()
-    for call in (lambda: replay.step(1, 0), lambda: replay.sample(0), lambda: replay.logits(0)):
+    for call in (
+        lambda: replay.step(1, 0),
+        lambda: replay.sample(0),
+        lambda: replay.score(0, 0),
+        lambda: replay.logits(0),
+    ):
         with pytest.raises(ReplayDead, match="closed"):
             call()
 
@@ -178,8 +183,8 @@ def test_what_is_no_kernel_library_is_refused(tmp_path: Path) -> None:
 
 
 def test_another_abi_is_refused(tmp_path: Path) -> None:
-    path = compile_c(tmp_path, "unsigned flare_abi_version(void) { return 2; }")
-    with pytest.raises(CoreError, match="ABI version 2, this flare replays 1"):
+    path = compile_c(tmp_path, "unsigned flare_abi_version(void) { return 1; }")
+    with pytest.raises(CoreError, match="ABI version 1, this flare replays 2: export the core again"):
         load_library(path)
 
 
@@ -193,11 +198,14 @@ def test_structures_have_the_sizes_of_the_c_side() -> None:
         "flare_open_args": native.OpenArgs,
         "flare_step_args": native.StepArgs,
         "flare_sample_args": native.SampleArgs,
-        "flare::SampleParams": SampleParams,
+        "flare_score_args": native.ScoreArgs,
+        "flare::SampleParams": native.SampleParams,
+        "flare::RowLogprobs": native.RowLogprobs,
     }
+    reserved_words = {"explicit": "explicit_"}
     checks = [f"static_assert(sizeof({name}) == {ctypes.sizeof(mirror)});" for name, mirror in fields.items()]
     checks += [
-        f"static_assert(offsetof({name}, {field}) == {getattr(mirror, field).offset});"
+        f"static_assert(offsetof({name}, {reserved_words.get(field, field)}) == {getattr(mirror, field).offset});"
         for name, mirror in fields.items()
         for field, _ in mirror._fields_
     ]

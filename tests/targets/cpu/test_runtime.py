@@ -240,19 +240,20 @@ def test_library_info_is_one_line_of_json() -> None:
     text = library.flare_library_info()
     assert b"\n" not in text
     info = json.loads(text)
-    assert info["abi"] == library.flare_abi_version() == 1
+    assert info["abi"] == library.flare_abi_version() == 2
     assert info["isa"] == fake_library().stem
     assert {"Tokens", "Recall<16>", "Logits<49152>"} <= set(info["kernels"])
 
 
 def test_calls_without_a_core_are_refused() -> None:
     library, error = native.load_library(fake_library()), ctypes.create_string_buffer(200)
-    step, sample = (
-        native.StepArgs(sizeof(native.StepArgs)),
-        native.SampleArgs(sizeof(native.SampleArgs), sizeof(native.SampleParams)),
-    )
-    for call, args in ((library.flare_step, step), (library.flare_sample, sample)):
-        assert call(None, byref(args), error, 200) == 1 and error.value == b"the core is not open"
+    calls = [
+        (library.flare_step, native.StepArgs),
+        (library.flare_sample, native.SampleArgs),
+        (library.flare_score, native.ScoreArgs),
+    ]
+    for call, kind in calls:
+        assert call(None, byref(kind(sizeof(kind))), error, 200) == 1 and error.value == b"the core is not open"
     assert library.flare_logits(None) is None
     library.flare_close(None)
 
@@ -264,5 +265,14 @@ def test_arguments_of_another_version_are_refused() -> None:
         with pytest.raises(ValueError, match="arguments of 48 bytes, the library takes 56"):
             replay.step(1, 1)
         replay._sample.params_size += 8
-        with pytest.raises(ValueError, match="params of 72 bytes, the library takes 64"):
+        with pytest.raises(ValueError, match="params of 96 bytes, the library takes 88"):
             replay.sample(0)
+        replay._sample.params_size -= 8
+        replay._sample.logprobs_size = replay._score.logprobs_size = 680
+        for call in (lambda: replay.sample(0), lambda: replay.score(0, 0)):
+            with pytest.raises(ValueError, match="logprobs of 680 bytes, the library takes 688"):
+                call()
+        replay._sample.struct_size = replay._score.struct_size = 32
+        for call in (lambda: replay.sample(0), lambda: replay.score(0, 0)):
+            with pytest.raises(ValueError, match="arguments of 32 bytes, the library takes 40"):
+                call()

@@ -62,7 +62,9 @@ def put_logits(replay: CpuReplay, row: int, values: Sequence[float]) -> list[flo
 
 def put_params(replay: CpuReplay, row: int, history: Sequence[int] = (), **fields: float) -> SampleParams:
     """Neutral parameters but for `fields`."""
-    replay.sampling[row] = SampleParams(**({"temperature": 1, "top_p": 1, "repetition": 1} | fields))
+    replay.sampling[row] = SampleParams(
+        **({"temperature": 1, "top_p": 1, "repetition": 1, "alternatives": -1} | fields)
+    )
     replay.sampling[row].history = (c_int32 * len(history))(*history)
     replay.sampling[row].history_len = len(history)
     return replay.sampling[row]

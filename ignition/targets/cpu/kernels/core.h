@@ -4,7 +4,6 @@
 #pragma once
 #include <atomic>
 #include <cerrno>
-#include <cfloat>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
@@ -12,9 +11,9 @@
 
 #include "interface.h"
 #include "kernel.h"
+#include "logit_rows.h"
 #include "memory.h"
 #include "pool.h"
-#include "sampler.h"
 
 namespace flare {
 
@@ -37,10 +36,8 @@ class Core {
     if (a.huge_pages && !weights_.allocate(a.weights_bytes, true))
       return fail.unavailable("bytes of memory for the weights' copy in huge pages", a.weights_bytes, ENOMEM);
     if (int bad = bind(a.nodes, kernels, kernel_count, fail)) return bad;
-    const uint64_t scratch_bytes = (scratch_stride_ + sampler_stride()) * a.threads;
-    if (!scratch_.allocate(scratch_stride_ * a.threads, false) ||
-        !sampling_.allocate(sampler_stride() * a.threads, false) || !last_step_.allocate(a.slots) ||
-        !outcome_.allocate(a.max_rows))
+    const uint64_t scratch_bytes = scratch_stride_ * a.threads + LogitRows::bytes(a);
+    if (!scratch_.allocate(scratch_stride_ * a.threads, false) || !rows_.allocate(a) || !last_step_.allocate(a.slots))
       return fail.unavailable("bytes of memory for the threads' scratch", scratch_bytes, ENOMEM);
     if (int error = pool_.start(a.threads)) return fail.unavailable("threads", a.threads, error);
     if (a.huge_pages) copy_weights();
@@ -72,25 +69,8 @@ class Core {
     return kGood;
   }
 
-  // kRowsFailed: some rows have no token; those are -1 in `sampled`, the others are good, the text names the first.
-  int sample(const flare_sample_args& a, ErrorText fail) {
-    if (a.rows < 0 || a.rows > live_rows_)
-      return fail("rows %d: the last step left %d rows of logits", a.rows, live_rows_);
-    if (a.rows && (!a.params || !a.sampled)) return fail("params or sampled is null");
-    for (int32_t row = 0; row < a.rows; ++row)
-      if (int bad = check_params(row, a.params[row], fail)) return bad;
-    sample_ = a;
-    const int64_t units = a.rows;
-    if (units) pool_.run(Work{&Core::sample_rows, this, &units, 1, Pool::kMaxChunks});
-    int result = kGood;
-    for (int32_t row = a.rows - 1; row >= 0; --row) {
-      a.sampled[row] = outcome_[row] < 0 ? -1 : outcome_[row];
-      if (outcome_[row] >= 0) continue;
-      fail(outcome_[row] == Sampler::kNan ? "row %d: its logits hold NaN" : "row %d: all its logits are -inf", row);
-      result = kRowsFailed;
-    }
-    return result;
-  }
+  int sample(const flare_sample_args& a, ErrorText fail) { return rows_.sample(a, logits(), live_rows_, pool_, fail); }
+  int score(const flare_score_args& a, ErrorText fail) { return rows_.score(a, logits(), live_rows_, pool_, fail); }
 
   float* logits() const { return reinterpret_cast<float*>(io_.data() + limits_.logits_offset); }
 
@@ -105,8 +85,6 @@ class Core {
   };
 
   static unsigned long long ull(uint64_t value) { return value; }
-
-  size_t sampler_stride() const { return Sampler::bytes(limits_.vocabulary) + 4096; }  // threads share no line
 
   int check_limits(ErrorText fail) const {
     const flare_open_args& a = limits_;
@@ -288,32 +266,6 @@ class Core {
     return highest;
   }
 
-  int check_params(int32_t row, const SampleParams& p, ErrorText fail) const {
-    const struct {
-      const char* name;
-      float value, least, most;
-    } ranges[] = {
-        {"temperature", p.temperature, -FLT_MAX, FLT_MAX},
-        {"top_p", p.top_p, 0, 1},
-        {"min_p", p.min_p, 0, 1},
-        {"repetition", p.repetition, FLT_MIN, FLT_MAX},
-        {"presence", p.presence, -FLT_MAX, FLT_MAX},
-        {"frequency", p.frequency, -FLT_MAX, FLT_MAX},
-    };
-    for (const auto& r : ranges)
-      if (!(r.value >= r.least && r.value <= r.most))
-        return fail("params[%d]: %s %g: must be in [%g, %g]", row, r.name, r.value, r.least, r.most);
-    if (p.top_k < -1) return fail("params[%d]: top_k %d: must be at least -1", row, p.top_k);
-    if (p.history_len < 0 || p.prompt_len < 0 || p.prompt_len > p.history_len)
-      return fail("params[%d]: prompt_len %d of history_len %d", row, p.prompt_len, p.history_len);
-    if (!p.penalised()) return kGood;
-    if (p.history_len && !p.history) return fail("params[%d]: history is null", row);
-    const uint32_t highest = highest_of(p.history, p.history_len);
-    if (highest >= uint32_t(limits_.vocabulary))
-      return fail("params[%d]: history has token %d: must be in [0, %d)", row, int32_t(highest), limits_.vocabulary);
-    return kGood;
-  }
-
   static void run_nodes(void* context, int32_t thread, int32_t live, int64_t begin, int64_t end) {
     Core& core = *static_cast<Core*>(context);
     const Scratch scratch{core.scratch_.data() + core.scratch_stride_ * thread};
@@ -324,14 +276,6 @@ class Core {
       const Node& node = core.nodes_[n];
       if (from < to) node.kernel->run(core.step_, core.args_.data() + node.first_arg, scratch, from, to);
     }
-  }
-
-  static void sample_rows(void* context, int32_t thread, int32_t, int64_t begin, int64_t end) {
-    Core& core = *static_cast<Core*>(context);
-    const size_t vocabulary = core.limits_.vocabulary;
-    Sampler sampler(core.sampling_.data() + core.sampler_stride() * thread, core.limits_.vocabulary);
-    for (int64_t row = begin; row < end; ++row)
-      core.outcome_[row] = sampler.choose(core.logits() + vocabulary * row, core.sample_.params[row]);
   }
 
   void copy_weights() {
@@ -349,7 +293,7 @@ class Core {
   static constexpr uint64_t kCopyBytes = uint64_t{2} << 20;  // one huge page
 
   flare_open_args limits_{};
-  Mapping weights_, arena_, io_, kv_, scratch_, sampling_;
+  Mapping weights_, arena_, io_, kv_, scratch_;
   size_t scratch_stride_ = 0;
   int32_t phases_ = 0;
   Array<Node> nodes_;
@@ -359,11 +303,10 @@ class Core {
   Array<int64_t> live_units_;   // [live phases], those with any unit in the step that runs
   Array<int32_t> live_phase_;   // [live phases], their numbers
   Array<uint64_t> last_step_;   // [slots], the number of the last step that each was seen in
-  Array<int32_t> outcome_;      // [max_rows], of the sampling that runs
   uint64_t step_number_ = 0;
   int32_t live_rows_ = 0;
   Step step_{};
-  flare_sample_args sample_{};
+  LogitRows rows_;
   std::atomic<bool> busy_{false};
   Pool pool_;  // last: its threads end before anything that they could touch
 };

@@ -1,5 +1,6 @@
 // exp on vectors, equal to the bit on every machine: no libm, no fused operations.
 #pragma once
+#include <cmath>
 #include <cstdint>
 
 namespace flare::exponential {
@@ -31,6 +32,12 @@ inline Floats exp_nonpositive(Floats x) {
   p = p * r + 1.0f;
   const Ints scaled = (Ints)p + (__builtin_convertvector(n, Ints) << 23);  // p * 2^n; a cast keeps the bits
   return vanished ? Floats{} : (Floats)scaled;
+}
+
+// exp((x - highest) * inverse) for x <= highest. At a highest of +inf: 1 for those that are there too, 0 for all others.
+inline Floats relative_weight(Floats x, float highest, float inverse) {
+  if (highest == INFINITY) return x == INFINITY ? Floats{} + 1.0f : Floats{};
+  return exp_nonpositive((x - highest) * inverse);
 }
 
 }  // namespace flare::exponential

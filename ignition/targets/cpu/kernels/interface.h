@@ -8,6 +8,9 @@
 
 namespace flare {
 
+constexpr int32_t kMaxAlternatives = 20;
+constexpr int32_t kMaxExplicit = 128;
+
 // One row's parameters; the C struct flare_sample_params.
 struct SampleParams {
   float temperature;    // finite
@@ -24,10 +27,26 @@ struct SampleParams {
   int32_t prompt_len;   // in [0, history_len]
   int32_t reserved;     // 0
   const int32_t* history;  // may be null when history_len is 0 or no penalty is on
+  const uint32_t* mask;    // bit t % 32 of word t / 32 set: token t may be drawn; null: every token
+  const int32_t* explicit_ids;  // tokens whose log probabilities are wanted; may be null when there are none
+  int32_t explicit_;            // how many, in [0, kMaxExplicit]
+  int32_t alternatives;         // natural alternatives wanted, in [0, kMaxAlternatives]; -1: no log probabilities
 
   bool penalised() const { return repetition != 1.0f || presence != 0.0f || frequency != 0.0f; }
 };
-static_assert(sizeof(SampleParams) == 64);
+static_assert(sizeof(SampleParams) == 88);
+
+// A row's log probabilities (logprobs.h): of one token, of the best ones, and of those asked for by id.
+struct RowLogprobs {
+  float chosen;      // of the token drawn, or of the row's target
+  int32_t rank;      // of that token, from 1; 0: the row has no probabilities, and nothing below is meant
+  int32_t count;     // of ids and values
+  int32_t reserved;  // 0
+  int32_t ids[kMaxAlternatives];
+  float values[kMaxAlternatives];
+  float explicit_[kMaxExplicit];  // in the order of SampleParams::explicit_ids
+};
+static_assert(sizeof(RowLogprobs) == 688);
 
 }  // namespace flare
 
@@ -87,17 +106,28 @@ struct flare_step_args {
 struct flare_sample_args {
   uint32_t struct_size;
   uint32_t params_size;  // sizeof(flare::SampleParams)
-  int32_t rows;          // in [0, R of the last step]
-  int32_t reserved;      // 0
+  int32_t rows;           // in [0, R of the last step]
+  uint32_t logprobs_size; // sizeof(flare::RowLogprobs)
   const flare::SampleParams* params;  // [rows]
   int32_t* sampled;                   // [rows] out
+  flare::RowLogprobs* logprobs;       // [rows] out, of the rows that want any; may be null when none does
+};
+
+struct flare_score_args {
+  uint32_t struct_size;
+  uint32_t logprobs_size;        // sizeof(flare::RowLogprobs)
+  int32_t first;                 // row; first + count in [0, R of the last step]
+  int32_t count;
+  const int32_t* target;         // [first + count] in [0, vocabulary): the token whose log probability is `chosen`
+  const int32_t* wanted;         // [first + count] in [0, kMaxAlternatives]
+  flare::RowLogprobs* logprobs;  // [first + count] out: those from `first` on, all but `explicit_`
 };
 
 }  // extern "C"
 
 namespace flare {
 
-constexpr uint32_t kAbiVersion = 1;
+constexpr uint32_t kAbiVersion = 2;
 
 // Result codes of the C functions. Unavailable: the system gave too little memory or too few threads.
 enum { kGood = 0, kRefused = 1, kRowsFailed = 2, kUnavailable = 3 };

@@ -62,8 +62,8 @@ constexpr void write_info(const char* isa, const Kernel* kernels, size_t count, 
     for (; *s; ++s) put(*s == '"' || *s == '\\' || *s < ' ' ? '?' : *s);  // names are plain identifiers
     put('"');
   };
-  write("{\"abi\":1,\"isa\":");
-  static_assert(kAbiVersion == 1);
+  write("{\"abi\":2,\"isa\":");
+  static_assert(kAbiVersion == 2);
   quote(isa);
   write(",\"kernels\":[");
   for (size_t i = 0; i < count; ++i) {
@@ -106,10 +106,10 @@ constexpr Info<N> make_info(const char* isa, const Kernel* kernels, size_t count
     return flare::call(core, args, &flare::Core::step, {error, error_bytes});                                        \
   }                                                                                                                  \
   FLARE_EXPORT int flare_sample(void* core, const flare_sample_args* args, char* error, size_t error_bytes) {        \
-    if (args && args->struct_size == sizeof *args && args->params_size != sizeof(flare::SampleParams))               \
-      return flare::ErrorText(error, error_bytes)("params of %u bytes, the library takes %zu", args->params_size,    \
-                                                  sizeof(flare::SampleParams));                                      \
     return flare::call(core, args, &flare::Core::sample, {error, error_bytes});                                      \
+  }                                                                                                                  \
+  FLARE_EXPORT int flare_score(void* core, const flare_score_args* args, char* error, size_t error_bytes) {          \
+    return flare::call(core, args, &flare::Core::score, {error, error_bytes});                                       \
   }                                                                                                                  \
   FLARE_EXPORT float* flare_logits(void* core) {                                                                     \
     return core ? static_cast<flare::Core*>(core)->logits() : nullptr;                                               \

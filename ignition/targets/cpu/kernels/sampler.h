@@ -3,21 +3,22 @@
 // 1. Penalties, from `history` = prompt then generated tokens. Repetition, once for each token that occurs in it: a
 //    positive logit is divided by `repetition`, another multiplied. Then, over the generated tokens alone,
 //    logit = (logit - frequency * count) - presence for each token with count > 0.
-// 2. temperature <= 0: the highest logit, the lowest id among equals. Nothing below applies.
-// 3. Weights: w = exp((logit - highest) / temperature), where 1 / temperature is rounded first; w = 0 once the exponent
+// 2. Mask: the logit of a token whose bit is not set becomes -inf; a NaN stays one.
+// 3. temperature <= 0: the highest logit, the lowest id among equals. Nothing below applies.
+// 4. Weights: w = exp((logit - highest) / temperature), where 1 / temperature is rounded first; w = 0 once the exponent
 //    is below -86. If the highest logit is +inf, the tokens at +inf weigh 1 and all others 0.
-// 4. top_k keeps the first k tokens by descending logit, equal logits by ascending id. Off at -1 and 0.
-// 5. top_p keeps, in that order, the shortest prefix whose weights reach top_p times the sum of those that step 4 kept;
+// 5. top_k keeps the first k tokens by descending logit, equal logits by ascending id. Off at -1 and 0.
+// 6. top_p keeps, in that order, the shortest prefix whose weights reach top_p times the sum of those that step 5 kept;
 //    at least one. Off at 1.
-// 6. min_p keeps w >= min_p (the highest weight is 1). Off at 0.
-// 7. Draw: u = the upper 53 bits of the first two words (word 0 above word 1) of Philox4x32-10 with key (seed low, seed
+// 7. min_p keeps w >= min_p (the highest weight is 1). Off at 0.
+// 8. Draw: u = the upper 53 bits of the first two words (word 0 above word 1) of Philox4x32-10 with key (seed low, seed
 //    high) and counter (position, choice, 0, 0), times 2^-53. Chosen is the first token whose running sum of weights
-//    exceeds u times the sum of all kept weights; tokens in the order of step 4 if any filter is on, else by id.
+//    exceeds u times the sum of all kept weights; tokens in the order of step 5 if any filter is on, else by id.
 //    If rounding leaves none, the last one with w > 0.
 //
-// Sums are f64. NaN among the penalised logits, and a row in which all are -inf, are outcomes of their own (never a
-// token). Nothing here calls libm and the order of every operation is fixed, so equal logits give equal tokens on every
-// machine, at every instruction set level and for any number of threads.
+// Sums are f64. NaN among the penalised logits, and a row in which all are -inf after the mask, are outcomes of their
+// own (never a token). Nothing here calls libm and the order of every operation is fixed, so equal logits give equal
+// tokens on every machine, at every instruction set level and for any number of threads.
 #pragma once
 #include <cfloat>
 #include <cmath>
@@ -26,6 +27,7 @@
 
 #include "exponential.h"
 #include "interface.h"
+#include "maxima.h"
 #include "philox.h"
 
 namespace flare {
@@ -33,20 +35,18 @@ namespace flare {
 // One thread's sampler: scratch memory and the steps above.
 class Sampler {
  public:
-  static constexpr int32_t kNan = -1;     // not tokens: why there is none
-  static constexpr int32_t kMasked = -2;
-
   // Bytes of memory that a sampler needs, a multiple of 64.
   static size_t bytes(int32_t vocabulary) {
     const size_t padded = padded_to_block(vocabulary);
     const size_t of_tokens = padded * (sizeof(float) * 2 + sizeof(int32_t) + sizeof(Candidate));
-    const size_t of_blocks = blocks_of(padded) * (sizeof(double) + sizeof(float) * 2);
-    return of_tokens + (of_blocks + 63) / 64 * 64;
+    const size_t of_blocks = (blocks_of(vocabulary) * sizeof(double) + 63) / 64 * 64;
+    return Maxima::bytes(vocabulary) + of_tokens + of_blocks;
   }
 
   // `memory` is zeroed and 64-byte aligned; it keeps its contents between calls.
-  Sampler(uint8_t* memory, int32_t vocabulary) : size_(vocabulary), blocks_(blocks_of(vocabulary)) {
+  Sampler(uint8_t* memory, int32_t vocabulary) : size_(vocabulary), maxima_(memory, vocabulary) {
     const size_t padded = padded_to_block(vocabulary);
+    memory += Maxima::bytes(vocabulary);
     auto take = [&memory](auto*& pointer, size_t count) {
       pointer = reinterpret_cast<decltype(pointer + 0)>(memory);
       memory += count * sizeof(*pointer);
@@ -55,16 +55,15 @@ class Sampler {
     take(weight_, padded);
     take(count_, padded);
     take(candidate_, padded);
-    take(sum_, blocks_);
-    take(highest_, blocks_);
-    take(order_, blocks_);
+    take(sum_, maxima_.blocks());
   }
 
   // A token in [0, vocabulary), or kNan or kMasked. Parameters and history were checked.
   int32_t choose(const float* logits, const SampleParams& p) {
     if (p.penalised()) logits = penalise(logits, p);
-    float highest;
-    if (!scan(logits, highest)) return kNan;
+    if (p.mask) logits = forbid(logits, p.mask);
+    if (!maxima_.find(logits)) return kNan;
+    const float highest = maxima_.highest();
     if (highest == -INFINITY) return kMasked;
     if (p.temperature <= 0.0f) return first_of(logits, highest);
     const float inverse = 1.0f / p.temperature < FLT_MAX ? 1.0f / p.temperature : FLT_MAX;  // keeps 0 * inverse 0
@@ -90,7 +89,6 @@ class Sampler {
   }
 
  private:
-  static constexpr int32_t kBlock = 64;
   static constexpr int32_t kWidth = exponential::kWidth;
   using Floats = exponential::Floats;
   using Ints = exponential::Ints;
@@ -104,9 +102,6 @@ class Sampler {
       return (logit > other.logit) | ((logit == other.logit) & (id < other.id));  // without branches
     }
   };
-
-  static size_t padded_to_block(size_t n) { return (n + kBlock - 1) / kBlock * kBlock; }
-  static int32_t blocks_of(size_t n) { return int32_t((n + kBlock - 1) / kBlock); }
 
   const float* penalise(const float* logits, const SampleParams& p) {
     memcpy(penalised_, logits, sizeof(float) * size_);
@@ -131,66 +126,43 @@ class Sampler {
     return penalised_;
   }
 
-  // Calls body(block, values) with 64 values each; the last block is filled up with -inf.
-  template <class Body>
-  void for_each_block(const float* logits, Body body) {
-    const int32_t whole = size_ / kBlock;
-    for (int32_t b = 0; b < whole; ++b) body(b, logits + size_t(b) * kBlock);
-    if (whole == blocks_) return;
-    float rest[kBlock];
-    for (int32_t i = 0; i < kBlock; ++i) rest[i] = whole * kBlock + i < size_ ? logits[whole * kBlock + i] : -INFINITY;
-    body(whole, rest);
-  }
-
-  // Fills highest_ and finds the highest of all. False when there is a NaN.
-  bool scan(const float* logits, float& highest) {
-    Ints nan{};
-    for_each_block(logits, [&](int32_t b, const float* x) {
-      Floats most = *reinterpret_cast<const Floats*>(x);
-      nan |= most != most;
-      for (int32_t i = kWidth; i < kBlock; i += kWidth) {
-        const Floats v = *reinterpret_cast<const Floats*>(x + i);
-        nan |= v != v;
-        most = v > most ? v : most;
+  // The logits, -inf where the mask has no bit. Writes to penalised_, which `logits` may be.
+  const float* forbid(const float* logits, const uint32_t* mask) {
+    Ints bit;
+    for (int32_t i = 0; i < kWidth; ++i) bit[i] = int32_t(uint32_t{1} << i);
+    const int32_t whole = size_ / 32;
+    for (int32_t w = 0; w < whole; ++w)
+      for (int32_t i = 0; i < 32; i += kWidth) {
+        const Floats x = *reinterpret_cast<const Floats*>(logits + w * 32 + i);
+        const Ints forbidden = (bit & int32_t(mask[w] >> i)) == 0;
+        *reinterpret_cast<Floats*>(penalised_ + w * 32 + i) = forbidden & (x == x) ? Floats{} - INFINITY : x;
       }
-      for (int32_t width = kWidth / 2; width; width /= 2)
-        for (int32_t i = 0; i < width; ++i) most[i] = most[i + width] > most[i] ? most[i + width] : most[i];
-      highest_[b] = most[0];
-    });
-    int32_t any = 0;
-    for (int32_t i = 0; i < kWidth; ++i) any |= nan[i];
-    highest = -INFINITY;
-    for (int32_t b = 0; b < blocks_; ++b) highest = highest_[b] > highest ? highest_[b] : highest;
-    return any == 0;
+    for (int32_t id = whole * 32; id < size_; ++id) {
+      const bool allowed = mask[whole] >> (id % 32) & 1;
+      penalised_[id] = allowed || logits[id] != logits[id] ? logits[id] : -INFINITY;
+    }
+    return penalised_;
   }
 
   int32_t first_of(const float* logits, float value) const {
     int32_t b = 0;
-    while (highest_[b] != value) ++b;
+    while (maxima_.of_block(b) != value) ++b;
     int32_t id = b * kBlock;
     while (logits[id] != value) ++id;
     return id;
   }
 
-  static Floats weigh_lanes(Floats x, float highest, float inverse) {
-    if (highest == INFINITY) return x == INFINITY ? Floats{} + 1.0f : Floats{};
-    return exponential::exp_nonpositive((x - highest) * inverse);
-  }
-
   // Fills weight_ (zero beyond the vocabulary) and sum_; returns the sum of all.
   double weigh(const float* logits, float highest, float inverse) {
-    for_each_block(logits, [&](int32_t b, const float* x) {
+    for_each_block(logits, size_, [&](int32_t b, const float* x) {
       float* weight = weight_ + size_t(b) * kBlock;
       for (int32_t i = 0; i < kBlock; i += kWidth)
         *reinterpret_cast<Floats*>(weight + i) =
-            weigh_lanes(*reinterpret_cast<const Floats*>(x + i), highest, inverse);
-      double part[8] = {};
-      for (int32_t i = 0; i < kBlock; i += 8)
-        for (int32_t k = 0; k < 8; ++k) part[k] += double(weight[i + k]);
-      sum_[b] = ((part[0] + part[4]) + (part[1] + part[5])) + ((part[2] + part[6]) + (part[3] + part[7]));
+            exponential::relative_weight(*reinterpret_cast<const Floats*>(x + i), highest, inverse);
+      sum_[b] = block_sum(weight);
     });
     double total = 0;
-    for (int32_t b = 0; b < blocks_; ++b) total += sum_[b];
+    for (int32_t b = 0; b < maxima_.blocks(); ++b) total += sum_[b];
     return total;
   }
 
@@ -198,7 +170,7 @@ class Sampler {
     const double target = u * total;
     double running = 0;
     int32_t b = 0;
-    while (b + 1 < blocks_ && running + sum_[b] <= target) running += sum_[b++];
+    while (b + 1 < maxima_.blocks() && running + sum_[b] <= target) running += sum_[b++];
     for (int32_t id = b * kBlock; id < (b + 1) * kBlock; ++id) {
       running += weight_[id];
       if (running > target) return id;
@@ -208,11 +180,13 @@ class Sampler {
     return last;
   }
 
-  // Writes all tokens with a logit of at least `least` to candidate_; returns their end.
+  // Writes all tokens with a logit of at least `least` to candidate_, but none at -inf, which weigh nothing; returns
+  // their end.
   Candidate* collect(const float* logits, float least) {
+    if (least < -FLT_MAX) least = -FLT_MAX;
     Candidate* end = candidate_;
-    for (int32_t b = 0; b < blocks_; ++b) {
-      if (highest_[b] < least) continue;
+    for (int32_t b = 0; b < maxima_.blocks(); ++b) {
+      if (maxima_.of_block(b) < least) continue;
       const int32_t stop = (b + 1) * kBlock < size_ ? (b + 1) * kBlock : size_;
       for (int32_t id = b * kBlock; id < stop; ++id) {
         *end = Candidate{logits[id], weight_[id], id};
@@ -222,45 +196,22 @@ class Sampler {
     return end;
   }
 
-  // The same for all tokens with a weight of at least `least`.
+  // The same for all tokens with a weight of at least `least`, which is positive.
   Candidate* collect_weights(const float* logits, float least) {
     Candidate* end = candidate_;
-    for (int32_t id = 0; id < size_; ++id) {
-      *end = Candidate{logits[id], weight_[id], id};
-      end += weight_[id] >= least;
+    for (int32_t b = 0; b < maxima_.blocks(); ++b) {
+      if (sum_[b] < least) continue;
+      const int32_t stop = (b + 1) * kBlock < size_ ? (b + 1) * kBlock : size_;
+      for (int32_t id = b * kBlock; id < stop; ++id) {
+        *end = Candidate{logits[id], weight_[id], id};
+        end += weight_[id] >= least;
+      }
     }
     return end;
   }
 
-  // A logit that at least k tokens reach, and few more: the k-th highest of the blocks' highest.
-  float lower_bound_of_top(int32_t k) {
-    if (k >= blocks_) return -INFINITY;
-    memcpy(order_, highest_, sizeof(float) * blocks_);
-    int32_t begin = 0, end = blocks_;
-    while (end - begin > 1) {
-      const float pivot = order_[begin + (end - begin) / 2];
-      int32_t i = begin, j = end - 1;
-      while (i <= j) {
-        while (order_[i] > pivot) ++i;
-        while (order_[j] < pivot) --j;
-        if (i > j) break;
-        const float swap = order_[i];
-        order_[i++] = order_[j];
-        order_[j--] = swap;
-      }
-      if (k - 1 <= j) {
-        end = j + 1;
-      } else if (k - 1 >= i) {
-        begin = i;
-      } else {
-        return pivot;
-      }
-    }
-    return order_[begin];
-  }
-
   Candidate* keep_top_k(const float* logits, int32_t k) {
-    Candidate* end = collect(logits, lower_bound_of_top(k));
+    Candidate* end = collect(logits, maxima_.reached_by(k));
     return shortest_prefix(end, [](const Candidate&) { return 1.0; }, [k](double sum) { return sum >= k; });
   }
 
@@ -272,7 +223,7 @@ class Sampler {
       Floats w = Floats{} - INFINITY;
       Candidate group[kWidth];
       for (int32_t i = 0; i < count; ++i) w[i] = (group[i] = c[i]).logit;
-      w = weigh_lanes(w, highest, inverse);
+      w = exponential::relative_weight(w, highest, inverse);
       for (int32_t i = 0; i < count; ++i) {
         group[i].weight = w[i];
         if (w[i] > 0.0f) *kept++ = group[i];
@@ -283,8 +234,8 @@ class Sampler {
 
   // The highest tokens, whole value classes of them, with at least `mass` of weight, or all that weigh anything.
   Candidate* collect_mass(const float* logits, double mass) {
-    for (int32_t k = 32; k < blocks_; k *= 8) {
-      Candidate* end = collect(logits, lower_bound_of_top(k));
+    for (int32_t k = 32; k < maxima_.blocks(); k *= 8) {
+      Candidate* end = collect(logits, maxima_.reached_by(k));
       double sum = 0;
       for (const Candidate* c = candidate_; c != end; ++c) sum += c->weight;
       if (sum >= mass) return end;
@@ -355,14 +306,13 @@ class Sampler {
     b = old;
   }
 
-  int32_t size_, blocks_;
+  int32_t size_;
+  Maxima maxima_;
   float* penalised_;
   float* weight_;
   int32_t* count_;  // all zero between calls
   Candidate* candidate_;
   double* sum_;     // of each block's weights
-  float* highest_;  // of each block's logits
-  float* order_;
 };
 
 }  // namespace flare
