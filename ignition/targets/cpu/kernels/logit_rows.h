@@ -63,7 +63,7 @@ class LogitRows {
 
  private:
   static size_t stride(int32_t vocabulary) {  // 4096: threads share no line
-    return Sampler::bytes(vocabulary) + Scorer::bytes(vocabulary) + 4096;
+    return Maxima::bytes(vocabulary) + Sampler::bytes(vocabulary) + 4096;
   }
 
   static int check_size(uint32_t logprobs_size, ErrorText fail) {
@@ -114,8 +114,9 @@ class LogitRows {
 
   static void sample_rows(void* context, int32_t thread, int32_t, int64_t begin, int64_t end) {
     LogitRows& rows = *static_cast<LogitRows*>(context);
-    Sampler sampler(rows.memory(thread), rows.vocabulary_);
-    Scorer scorer = rows.scorer(thread);
+    Maxima maxima = rows.maxima(thread);
+    Sampler sampler(rows.memory(thread) + Maxima::bytes(rows.vocabulary_), rows.vocabulary_, maxima);
+    Scorer scorer(rows.vocabulary_, maxima);
     for (int64_t row = begin; row < end; ++row) {
       const SampleParams& params = rows.sample_.params[row];
       const float* logits = rows.logits(row);
@@ -126,6 +127,7 @@ class LogitRows {
         Scorer::clear(out);
         continue;
       }
+      if (params.penalised() || params.mask) maxima.find(logits);  // no NaN: it would have been one in choose() too
       scorer.score(logits, token, params.alternatives, out);
       for (int32_t i = 0; i < params.explicit_; ++i) out.explicit_[i] = scorer.value(logits[params.explicit_ids[i]]);
     }
@@ -134,9 +136,19 @@ class LogitRows {
   static void score_rows(void* context, int32_t thread, int32_t, int64_t begin, int64_t end) {
     LogitRows& rows = *static_cast<LogitRows*>(context);
     const flare_score_args& a = rows.score_;
-    Scorer scorer = rows.scorer(thread);
-    for (int64_t row = a.first + begin; row < a.first + end; ++row)
-      rows.outcome_[row] = scorer.score(rows.logits(row), a.target[row], a.wanted[row], a.logprobs[row]);
+    Maxima maxima = rows.maxima(thread);
+    Scorer scorer(rows.vocabulary_, maxima);
+    for (int64_t row = a.first + begin; row < a.first + end; ++row) {
+      const float* logits = rows.logits(row);
+      const bool good = maxima.find(logits);
+      if (good && maxima.highest() > -INFINITY) {
+        scorer.score(logits, a.target[row], a.wanted[row], a.logprobs[row]);
+        rows.outcome_[row] = a.target[row];
+      } else {
+        Scorer::clear(a.logprobs[row]);
+        rows.outcome_[row] = good ? kMasked : kNan;
+      }
+    }
   }
 
   // kRowsFailed, and a line about the first row without a token, if there is one.
@@ -151,10 +163,10 @@ class LogitRows {
 
   const float* logits(int64_t row) const { return logits_ + size_t(vocabulary_) * row; }
   uint8_t* memory(int32_t thread) const { return memory_.data() + stride(vocabulary_) * thread; }
-  Scorer scorer(int32_t thread) const { return Scorer(memory(thread) + Sampler::bytes(vocabulary_), vocabulary_); }
+  Maxima maxima(int32_t thread) const { return Maxima(memory(thread), vocabulary_); }
 
   int32_t vocabulary_ = 0;
-  Mapping memory_;          // of each thread's sampler and scorer
+  Mapping memory_;          // of each thread's maxima and sampler
   Array<int32_t> outcome_;  // [max_rows], of the call that runs: at least 0, or why a row failed
   const float* logits_ = nullptr;
   flare_sample_args sample_{};

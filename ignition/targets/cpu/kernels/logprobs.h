@@ -22,14 +22,10 @@
 
 namespace flare {
 
-// One thread's scorer: scratch memory, and the row that it looked at last.
+// The log probabilities of rows whose maxima are known.
 class Scorer {
  public:
-  // Bytes of memory that a scorer needs, a multiple of 64.
-  static size_t bytes(int32_t vocabulary) { return Maxima::bytes(vocabulary); }
-
-  // `memory` is 64-byte aligned.
-  Scorer(uint8_t* memory, int32_t vocabulary) : size_(vocabulary), maxima_(memory, vocabulary) {}
+  Scorer(int32_t vocabulary, Maxima& maxima) : size_(vocabulary), maxima_(maxima) {}
 
   // Makes `out`, but for `explicit_`, that of a row without probabilities.
   static void clear(RowLogprobs& out) {
@@ -37,20 +33,17 @@ class Scorer {
     out.rank = out.count = out.reserved = 0;
   }
 
-  // Fills `out` but for `explicit_`, for a token in [0, vocabulary) and `alternatives` in [0, kMaxAlternatives]. Returns the
-  // token, or kNan or kMasked.
-  int32_t score(const float* logits, int32_t token, int32_t alternatives, RowLogprobs& out) {
-    clear(out);
-    if (!maxima_.find(logits)) return kNan;
-    if (maxima_.highest() == -INFINITY) return kMasked;
+  // Fills `out` but for `explicit_`, for a token in [0, vocabulary) and `alternatives` in [0, kMaxAlternatives]. The maxima
+  // are those of `logits`, which hold no NaN and are not all -inf.
+  void score(const float* logits, int32_t token, int32_t alternatives, RowLogprobs& out) {
     normalise(logits);
     out.chosen = value(logits[token]);
     out.rank = 1 + count_above(logits, last_equal(logits[token]));
-    if (alternatives) out.count = rank_best(logits, alternatives < size_ ? alternatives : size_, out);
-    return token;
+    out.count = alternatives ? rank_best(logits, alternatives < size_ ? alternatives : size_, out) : 0;
+    out.reserved = 0;
   }
 
-  // The value of a logit of the row that score() found good.
+  // The value of a logit of the row that was scored last.
   float value(float logit) const {
     if (maxima_.highest() == INFINITY) return logit == INFINITY ? float(-log_sum_) : -INFINITY;
     return float((double(logit) - double(maxima_.highest())) - log_sum_);
@@ -62,14 +55,18 @@ class Scorer {
   static constexpr int32_t kWidth = exponential::kWidth;
 
   void normalise(const float* logits) {
+    constexpr int32_t kBatch = 16;  // blocks that are weighed, then summed: values just stored are slow to read in halves
+    alignas(64) float weight[kBatch * kBlock];
     const float highest = maxima_.highest();
     double sum = 0;
-    for_each_block(logits, size_, [&](int32_t, const float* x) {
-      alignas(64) float weight[kBlock];
+    int32_t held = 0;
+    for_each_block(logits, size_, [&](int32_t b, const float* x) {
       for (int32_t i = 0; i < kBlock; i += kWidth)
-        *reinterpret_cast<Floats*>(weight + i) =
+        *reinterpret_cast<Floats*>(weight + held * kBlock + i) =
             exponential::relative_weight(*reinterpret_cast<const Floats*>(x + i), highest, 1.0f);
-      sum += block_sum(weight);
+      if (++held < kBatch && b + 1 < maxima_.blocks()) return;
+      for (int32_t i = 0; i < held; ++i) sum += block_sum(weight + i * kBlock);
+      held = 0;
     });
     log_sum_ = logarithm(sum);
   }
@@ -142,7 +139,7 @@ class Scorer {
   }
 
   int32_t size_;
-  Maxima maxima_;
+  Maxima& maxima_;
   double log_sum_ = 0;
 };
 

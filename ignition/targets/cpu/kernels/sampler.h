@@ -40,13 +40,12 @@ class Sampler {
     const size_t padded = padded_to_block(vocabulary);
     const size_t of_tokens = padded * (sizeof(float) * 2 + sizeof(int32_t) + sizeof(Candidate));
     const size_t of_blocks = (blocks_of(vocabulary) * sizeof(double) + 63) / 64 * 64;
-    return Maxima::bytes(vocabulary) + of_tokens + of_blocks;
+    return of_tokens + of_blocks;
   }
 
   // `memory` is zeroed and 64-byte aligned; it keeps its contents between calls.
-  Sampler(uint8_t* memory, int32_t vocabulary) : size_(vocabulary), maxima_(memory, vocabulary) {
+  Sampler(uint8_t* memory, int32_t vocabulary, Maxima& maxima) : size_(vocabulary), maxima_(maxima) {
     const size_t padded = padded_to_block(vocabulary);
-    memory += Maxima::bytes(vocabulary);
     auto take = [&memory](auto*& pointer, size_t count) {
       pointer = reinterpret_cast<decltype(pointer + 0)>(memory);
       memory += count * sizeof(*pointer);
@@ -58,7 +57,8 @@ class Sampler {
     take(sum_, maxima_.blocks());
   }
 
-  // A token in [0, vocabulary), or kNan or kMasked. Parameters and history were checked.
+  // A token in [0, vocabulary), or kNan or kMasked. Parameters and history were checked. Leaves the maxima of the logits
+  // that penalties and mask made.
   int32_t choose(const float* logits, const SampleParams& p) {
     if (p.penalised()) logits = penalise(logits, p);
     if (p.mask) logits = forbid(logits, p.mask);
@@ -159,10 +159,9 @@ class Sampler {
       for (int32_t i = 0; i < kBlock; i += kWidth)
         *reinterpret_cast<Floats*>(weight + i) =
             exponential::relative_weight(*reinterpret_cast<const Floats*>(x + i), highest, inverse);
-      sum_[b] = block_sum(weight);
     });
     double total = 0;
-    for (int32_t b = 0; b < maxima_.blocks(); ++b) total += sum_[b];
+    for (int32_t b = 0; b < maxima_.blocks(); ++b) total += sum_[b] = block_sum(weight_ + size_t(b) * kBlock);
     return total;
   }
 
@@ -307,7 +306,7 @@ class Sampler {
   }
 
   int32_t size_;
-  Maxima maxima_;
+  Maxima& maxima_;
   float* penalised_;
   float* weight_;
   int32_t* count_;  // all zero between calls
