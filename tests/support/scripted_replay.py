@@ -14,7 +14,7 @@ import threading
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from ctypes import c_float, c_int32
-from math import exp, inf, isfinite, isnan, log
+from math import exp, inf, isnan, log
 from zlib import crc32
 
 from flare.errors import CoreError, ReplayDead
@@ -292,7 +292,7 @@ class ScriptedReplay:
     def _write_logprobs(self, row: int, token: int, alternatives: int, explicit: Sequence[int]) -> None:
         out = self.logprobs[row]
         logits = [c_float(value).value for value in self._logits(row)]
-        if any(map(isnan, logits)) or not isfinite(max(logits)):
+        if any(map(isnan, logits)) or max(logits) == -inf:
             out.rank = 0
             return
         top = max(logits)
