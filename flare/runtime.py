@@ -359,4 +359,7 @@ def served_model(core: Core, settings: RuntimeSettings, *, kv_pages: int) -> Ser
         strict_tools=settings.strict_tools,
         variables=frozenset(facts.get("variables") or ()),
         thinking_token_budget=settings.thinking_token_budget,
+        max_top_logprobs=manifest.logprobs.alternatives,
+        explicit_ids=manifest.logprobs.explicit_ids,
+        scores_prompts=manifest.logprobs.prompt,
     )

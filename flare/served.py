@@ -56,7 +56,9 @@ class ServedModel:
     `strict_tools` says what becomes of function schemas that ask to be enforced, `thinking_token_budget` is that of
     conversations which name none. `variables` are those that the template reads and a request may set, the thinking controls
     included. `decode_weight_bytes` is what one decode step reads of the weights, 0 where that is not
-    known.
+    known. `max_top_logprobs` is the most natural alternatives with log probabilities, 0 for a core without any;
+    `explicit_ids` the most ids whose log probabilities may be asked for instead; `scores_prompts` says whether those of a
+    prompt's tokens may be.
     """
 
     id: str
@@ -90,6 +92,9 @@ class ServedModel:
     strict_tools: Literal["refuse", "relax"] = "refuse"
     thinking_token_budget: int | None = None
     variables: frozenset[str] = frozenset()
+    max_top_logprobs: int = 0
+    explicit_ids: int = 0
+    scores_prompts: bool = False
 
     @property
     def takes_tools(self) -> bool:

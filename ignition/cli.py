@@ -162,7 +162,8 @@ def export(
         ),
     ] = None,
     prompt_logprobs: Annotated[
-        bool, typer.Option("--prompt-logprobs", help="Add graphs that score prompts (not available yet).")
+        bool,
+        typer.Option("--prompt-logprobs", help="Score prompts too: makes room for the logits of 64 tokens a step."),
     ] = False,
     target: Annotated[str, typer.Option(metavar="cpu", help="What the core runs on.")] = "cpu",
 ) -> None:

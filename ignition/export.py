@@ -22,8 +22,11 @@ from flare.core.checksums import sha256_bytes
 from flare.core.graph import check_graph
 from flare.core.manifest import (
     FORMAT_VERSION,
+    MAX_ALTERNATIVES,
+    MAX_EXPLICIT_IDS,
     KernelLibrary,
     Limits,
+    Logprobs,
     Manifest,
     Model,
     Segments,
@@ -119,6 +122,7 @@ def export_core(
         formats=manifest.weights.formats,
         deviation=proof.deviation,
         isas=manifest.oracle.isas,
+        logprobs=manifest.logprobs,
         notices=[*configured.notices, *notices, *text.notices],
     )
 
@@ -173,7 +177,7 @@ def configure(checkpoint: Checkpoint, named: recipes.Found | None, options: Opti
         slots=options.slots,
         page_tokens=options.page_tokens,
         max_step_tokens=options.max_step_tokens,
-        max_rows=options.slots,
+        max_rows=options.max_rows,
     )
     return Configured(recipe, model, named.source if named else None, limits, checkpoint, list(checkpoint.notices))
 
@@ -347,6 +351,7 @@ def _manifest(
         model=model_facts(configured),
         target=TargetEntry(kind="cpu", abi=ABI_VERSION, libraries=libraries),
         limits=configured.limits,
+        logprobs=Logprobs(alternatives=MAX_ALTERNATIVES, explicit_ids=MAX_EXPLICIT_IDS, prompt=options.prompt_logprobs),
         segments=_segments(prepared, configured),
         weights=Weights(
             option=options.weights,

@@ -33,6 +33,7 @@ def describe(path: Path) -> dict[str, Any]:
         "model": msgspec.to_builtins(manifest.model),
         "target": msgspec.to_builtins(manifest.target),
         "limits": msgspec.to_builtins(limits),
+        "logprobs": msgspec.to_builtins(manifest.logprobs),
         "segments": msgspec.to_builtins(segments),
         "weights": msgspec.to_builtins(manifest.weights),
         "kv": {
@@ -47,8 +48,8 @@ def describe(path: Path) -> dict[str, Any]:
             "messages": chat,
             "responses": chat,
             "tools": chat and _takes_tools(manifest.template.facts),
-            "logprobs": False,
-            "prompt_logprobs": "score" in manifest.graphs,
+            "logprobs": manifest.logprobs.alternatives > 0,
+            "prompt_logprobs": manifest.logprobs.prompt,
             "images": False,
         },
         "tokens": msgspec.to_builtins(manifest.tokens),
@@ -76,6 +77,14 @@ def size(count: int) -> str:
     raise AssertionError
 
 
+def logprobs_text(alternatives: int, explicit_ids: int, prompt: bool) -> str:
+    """What the core gives of log probabilities, for people."""
+    if not alternatives:
+        return "none"
+    scored = "prompts are scored" if prompt else "prompts are not scored (export with --prompt-logprobs)"
+    return f"up to {alternatives} alternatives, or {explicit_ids} given ids; {scored}"
+
+
 def render(facts: dict[str, Any]) -> str:
     """The facts as aligned lines."""
     model, limits, weights, sampling = facts["model"], facts["limits"], facts["weights"], facts["sampling"]
@@ -95,6 +104,7 @@ def render(facts: dict[str, Any]) -> str:
             "kv",
             f"{kv['format']}, pages of {limits['page_tokens']} tokens, {token} a token, {context} for a full context",
         ),
+        ("logprobs", logprobs_text(**facts["logprobs"])),
         ("serves", ", ".join(name for name, able in facts["apis"].items() if able)),
     ]
     for name, graph in facts["graphs"].items():

@@ -9,6 +9,8 @@ from ignition.weights import OPTIONS as WEIGHT_OPTIONS
 
 ISAS = ("x86-64-v4", "x86-64-v3", "generic")
 TARGETS = ("cpu",)
+SCORED_ROWS = 64
+"""Tokens of a prompt that one step scores at least, where a step has as many: each takes a row of logits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,16 +27,17 @@ class Options:
     prompt_logprobs: bool = False
     target: str = "cpu"
 
+    @property
+    def max_rows(self) -> int:
+        """Rows of logits of one step: one for each slot, and enough of a scored prompt to compute it in few steps."""
+        return max(self.slots, min(SCORED_ROWS, self.max_step_tokens)) if self.prompt_logprobs else self.slots
+
     def check(self) -> None:
         """Raises InputError naming the first option that is out of its bounds."""
         if self.target not in TARGETS:
             raise InputError(f"--target is {self.target!r}, this version exports for: {', '.join(TARGETS)}")
         if self.weights not in WEIGHT_OPTIONS:
             raise InputError(f"--weights is {self.weights!r}, must be one of {', '.join(WEIGHT_OPTIONS)}")
-        if self.prompt_logprobs:
-            raise InputError(
-                "--prompt-logprobs: this version exports no prompt-scoring graphs yet; leave the option out"
-            )
         if self.sampling_ranges not in (None, "author", "open"):
             raise InputError(f"--sampling-ranges is {self.sampling_ranges!r}, must be author or open")
         for name, value, low, high in (

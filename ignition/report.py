@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
 
-from ignition.inspect import size
+from flare.core.manifest import Logprobs
+from ignition.inspect import logprobs_text, size
 from ignition.oracle import Deviation
 
 
@@ -21,6 +22,7 @@ class Report:
     formats: dict[str, int]
     deviation: Deviation
     isas: list[str]
+    logprobs: Logprobs
     notices: list[str]
 
     def text(self) -> str:
@@ -37,6 +39,7 @@ class Report:
                 f"weights   {formats}",
                 f"proof     mean KL {self.deviation.mean_kl:.2g}, top-1 agreement {self.deviation.top1_agreement:.3f} "
                 f"against the reference on the same weights ({', '.join(self.isas)})",
+                f"logprobs  {logprobs_text(self.logprobs.alternatives, self.logprobs.explicit_ids, self.logprobs.prompt)}",
                 f"seconds   {sum(self.seconds.values()):.1f}: {times}",
                 *(f"notice    {line}" for line in self.notices),
                 f"next      flare serve {quote(str(self.output))}",

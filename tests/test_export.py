@@ -10,11 +10,13 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from flare.core.directory import open_core
+from flare.core.manifest import Logprobs
 from flare.errors import InputError
 from flare.replay.program import runnable_isas
 from ignition.export import export_core
@@ -58,6 +60,32 @@ def test_two_exports_are_equal_byte_for_byte(checkpoint: Path, tmp_path: Path) -
     assert again.returncode == 0, again.stderr
     assert content(tmp_path / "one") == content(tmp_path / "elsewhere" / "two")
     assert not leftovers(tmp_path, "one")
+
+
+@pytest.mark.parametrize(
+    ("slots", "step_tokens", "plain", "scoring"), [(2, 16, 2, 16), (32, 512, 32, 64), (80, 512, 80, 80), (1, 1, 1, 1)]
+)
+def test_a_core_that_scores_prompts_has_rows_for_their_tokens(
+    slots: int, step_tokens: int, plain: int, scoring: int
+) -> None:
+    options = Options(slots=slots, max_step_tokens=step_tokens)
+    assert options.max_rows == plain and replace(options, prompt_logprobs=True).max_rows == scoring
+
+
+def test_an_export_with_prompt_logprobs_says_so_and_is_as_reproducible(checkpoint: Path, tmp_path: Path) -> None:
+    options = replace(FAST, prompt_logprobs=True)
+    report = export_core(str(checkpoint), tmp_path / "one", options)
+    again = ignition(
+        "export", str(checkpoint), "-o", str(tmp_path / "two"), "--prompt-logprobs",
+        "--isa", BEST, "--slots", "2", "--max-step-tokens", "16",
+    )  # fmt: skip
+    assert again.returncode == 0, again.stderr
+    assert "\nlogprobs  up to 20 alternatives, or 128 given ids; prompts are scored\n" in again.stdout
+    assert report.text().splitlines()[1:4] == again.stdout.splitlines()[1:4]
+    assert content(tmp_path / "one") == content(tmp_path / "two")
+    manifest = open_core(tmp_path / "one").manifest
+    assert manifest.logprobs == Logprobs(alternatives=20, explicit_ids=128, prompt=True)
+    assert manifest.limits.max_rows == 16 and manifest.segments.io_bytes >= 16 * manifest.model.vocabulary * 4
 
 
 def test_a_new_export_replaces_a_core_and_nothing_else(checkpoint: Path, tmp_path: Path) -> None:
@@ -132,7 +160,6 @@ def change_config(folder: Path, **fields: object) -> None:
         (None, ("--isa", "avx9"), {}, "--isa"),
         (None, ("--weights", "q3"), {}, "--weights"),
         (None, ("--target", "tpu"), {}, "--target"),
-        (None, ("--prompt-logprobs",), {}, "--prompt-logprobs"),
         (None, ("--slots", "0"), {}, "--slots"),
         (None, ("--page-tokens", "20"), {}, "--page-tokens"),
         (None, ("--max-context", "100000"), {}, "--max-context"),

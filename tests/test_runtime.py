@@ -30,7 +30,7 @@ from flare.conversation import (
     Tool,
     Tools,
 )
-from flare.core.manifest import Limits, Model, Sampling, Template, Tokens
+from flare.core.manifest import Limits, Logprobs, Model, Sampling, Template, Tokens
 from flare.errors import RequestError, SettingError
 from flare.memory import choose_kv_pages, free_memory
 from flare.output import OutputSyntax
@@ -56,6 +56,7 @@ def make_core(**sampling: Any) -> Any:
             parameters=9,
         ),
         limits=Limits(max_context=100, slots=3, page_tokens=16, max_step_tokens=32, max_rows=3),
+        logprobs=Logprobs(alternatives=20, explicit_ids=128, prompt=False),
         tokens=Tokens(bos=1, eos=[2, 3], pad=None, add_bos=True),
         weights=SimpleNamespace(decode_weight_bytes=77),
         template=Template(file="t.jinja", source="t", facts={"inline_system": True}),
@@ -75,9 +76,13 @@ def test_what_a_manifest_becomes() -> None:
     assert model.decode_weight_bytes == 77
     assert model.ranges == {"temperature": (0.5, 1.0), "top_p": None}
     assert model.sampling_default("top_k") == 7 and model.sampling_default("min_p") == 0.0
+    assert (model.max_top_logprobs, model.explicit_ids, model.scores_prompts) == (20, 128, False)
     assert model.inline_system and model.has_template and not model.thinking["supported"]
     plain = served_model(make_core(), RuntimeSettings(core="c", threads=1), kv_pages=5)
     assert (plain.id, plain.ranges) == ("maker/name", None)
+    core.manifest.logprobs = Logprobs(alternatives=5, explicit_ids=7, prompt=True)
+    other = served_model(core, settings, kv_pages=5)
+    assert (other.max_top_logprobs, other.explicit_ids, other.scores_prompts) == (5, 7, True)
 
 
 GROUP = {

@@ -213,7 +213,8 @@ def test_inspect_says_what_people_ask_for(core: Path) -> None:
         "context",
         "256 tokens",
         "f32",
-        "chat, completions, messages, responses\n",
+        "chat, completions, messages, responses, logprobs\n",
+        "up to 20 alternatives, or 128 given ids; prompts are not scored (export with --prompt-logprobs)\n",
         "x86-64-v3",
         "thinking levels: none",
     ):
@@ -221,6 +222,25 @@ def test_inspect_says_what_people_ask_for(core: Path) -> None:
     assert facts["bytes"] == sum(path.stat().st_size for path in core.rglob("*") if path.is_file()) - sum(
         (core / name).stat().st_size for name in ("core.json", "core.sha256")
     )
+
+
+@pytest.mark.parametrize(
+    ("alternatives", "ids", "prompt", "text"),
+    [
+        (0, 0, False, "none"),
+        (7, 0, True, "up to 7 alternatives, or 0 given ids; prompts are scored"),
+    ],
+)
+def test_inspect_and_the_server_agree_on_log_probabilities(
+    core: Path, alternatives: int, ids: int, prompt: bool, text: str
+) -> None:
+    logprobs = {"alternatives": alternatives, "explicit_ids": ids, "prompt": prompt}
+    forge_manifest(core, lambda m: m.update(logprobs=logprobs))
+    facts = describe(core)
+    assert facts["logprobs"] == logprobs and text in render(facts)
+    assert (facts["apis"]["logprobs"], facts["apis"]["prompt_logprobs"]) == (alternatives > 0, prompt)
+    model = served_model(open_core(core), RuntimeSettings(core=str(core), threads=1), kv_pages=4)
+    assert (model.max_top_logprobs, model.explicit_ids, model.scores_prompts) == (alternatives, ids, prompt)
 
 
 @pytest.mark.parametrize("declared", [True, False])

@@ -13,9 +13,11 @@ import msgspec
 
 from flare.errors import CoreError
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 MANIFEST_FILE = "core.json"
 MANIFEST_CHECKSUM_FILE = "core.sha256"
+MAX_ALTERNATIVES = 20
+MAX_EXPLICIT_IDS = 128
 
 
 class Struct(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
@@ -43,6 +45,15 @@ class Limits(Struct):
     page_tokens: int
     max_step_tokens: int
     max_rows: int
+
+
+class Logprobs(Struct):
+    """Which log probabilities the graphs give: the most natural alternatives of a token (0: none at all), the most ids
+    asked for by name, and whether prompts can be scored, at a row of logits for each of their tokens."""
+
+    alternatives: int
+    explicit_ids: int
+    prompt: bool
 
 
 class Segments(Struct):
@@ -135,6 +146,7 @@ class Manifest(Struct):
     model: Model
     target: Target
     limits: Limits
+    logprobs: Logprobs
     segments: Segments
     weights: Weights
     graphs: dict[str, str]
@@ -186,6 +198,15 @@ def _check(manifest: Manifest, name: str) -> None:
             refuse(f"limits.{field}", value, "1 to 2^31 - 1")
     if limits.page_tokens % 16:
         refuse("limits.page_tokens", limits.page_tokens, "a multiple of 16")
+    logprobs = manifest.logprobs
+    if not 0 <= logprobs.alternatives <= MAX_ALTERNATIVES:
+        refuse("logprobs.alternatives", logprobs.alternatives, f"0 to {MAX_ALTERNATIVES}")
+    most_ids = MAX_EXPLICIT_IDS if logprobs.alternatives else 0
+    if not 0 <= logprobs.explicit_ids <= most_ids:
+        wanted = f"0 to {most_ids} with logprobs.alternatives {logprobs.alternatives}"
+        refuse("logprobs.explicit_ids", logprobs.explicit_ids, wanted)
+    if logprobs.prompt and not logprobs.alternatives:
+        refuse("logprobs.prompt", logprobs.prompt, "false with logprobs.alternatives 0")
     if not 1 <= manifest.model.vocabulary < 2**31:
         refuse("model.vocabulary", manifest.model.vocabulary, "1 to 2^31 - 1")
     for field in segments.__struct_fields__:

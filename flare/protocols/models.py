@@ -32,7 +32,7 @@ def model_card(model: ServedModel) -> dict[str, Any]:
                 "created": model.created,
                 "allow_create_engine": False,
                 "allow_sampling": True,
-                "allow_logprobs": False,
+                "allow_logprobs": model.max_top_logprobs > 0,
                 "allow_search_indices": False,
                 "allow_view": True,
                 "allow_fine_tuning": False,
@@ -69,7 +69,7 @@ def _embedded(model: ServedModel) -> dict[str, Any]:
         "generation_defaults": {**defaults, **limits, "sources": sources},
         "flare": {
             "vocab_size": model.vocabulary,
-            "max_top_logprobs": 0,
+            "max_top_logprobs": model.max_top_logprobs,
             "max_concurrency": model.max_concurrency,
             "prefill_chunk_size": model.prefill_chunk,
             "default_max_tokens": _default_max_tokens(model),

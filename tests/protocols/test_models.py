@@ -81,6 +81,13 @@ def test_the_fields_that_vllms_clients_read() -> None:
     assert Model.model_validate(card, strict=True).id == "alias"
 
 
+@pytest.mark.parametrize("most", [0, 1, 20])
+def test_log_probabilities_are_advertised_as_the_core_has_them(most: int) -> None:
+    card = model_card(make_model(max_top_logprobs=most))
+    assert card["flare"]["max_top_logprobs"] == most
+    assert card["permission"][0]["allow_logprobs"] is (most > 0)
+
+
 def test_every_specified_field_has_its_type() -> None:
     flare = model_card(MODEL)["flare"]
     assert {name: type(flare[name]) for name in SPECIFIED} == SPECIFIED
