@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any, NoReturn
 
 from flare import __version__
+from flare.core.sampling import VALID, WHOLE
 from flare.errors import FlareError, InputError, NoCore
 from flare.report import Laps
 from flare.settings import SETTINGS, Names, Number, Setting, Switch, Whole, seen
@@ -27,16 +28,16 @@ ASKED = (
     Setting(
         "temperature",
         "",
-        Number(-1e4, 1e4),
+        Number(*VALID["temperature"]),
         "how far the draw strays from the likeliest tokens; 0 takes the likeliest",
         "--temperature T",
         "the core's",
     ),
     Setting(
-        "seed", "", Whole(0, 2**63 - 1), "number that the draw is made from", "--seed N", "the core's, else at random"
+        "seed", "", Whole(*WHOLE["seed"]), "number that the draw is made from", "--seed N", "the core's, else at random"
     ),
 )
-"""What `flare chat` sends with each question, bounded as in a request."""
+"""What `flare chat` sends with each question, bounded as in a request. They are in no table of a configuration file."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -88,10 +89,15 @@ def meant(word: str, names: Iterable[str]) -> str:
     return f"; is {close[0]} meant?" if close else ""
 
 
+def destination(setting: Setting) -> str:
+    """Returns the name of a parsed option: what is asked is not taken for the server's setting of the same name."""
+    return setting.name if setting.table else f"asked_{setting.name}"
+
+
 def add_option(parser: Parser, setting: Setting) -> None:
     """Adds a setting's option. Its text is read later, with all other sources; None stands for an option not given."""
     text = f"{setting.help} (default: {setting.default_text})".replace("%", "%%").replace("`", "")
-    options: dict[str, Any] = {"dest": setting.name, "help": text, "default": None}
+    options: dict[str, Any] = {"dest": destination(setting), "help": text, "default": None}
     metavar = setting.option.partition(" ")[2]
     if isinstance(setting.kind, Switch):
         options |= {"action": argparse.BooleanOptionalAction}
@@ -179,9 +185,11 @@ def run_chat(options: argparse.Namespace) -> None:
     asked = {
         setting.name: setting.accept(setting.flag, value, setting.kind.parse)
         for setting in ASKED
-        if (value := getattr(options, setting.name)) is not None
+        if (value := getattr(options, destination(setting))) is not None
     }
-    settings = replace(configuration.runtime(), thinking_token_budget=None)  # of requests to the server
+    settings = replace(
+        configuration.runtime(), thinking_token_budget=None, temperature=None
+    )  # of requests to the server
     from flare.chat_terminal import run
 
     with configuration.naming():

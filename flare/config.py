@@ -43,7 +43,7 @@ class RuntimeSettings:
     the requests that wait for a slot.
 
     `strict_tools`: a function schema with `strict: true` is refused, or taken as one without. `thinking_token_budget` caps
-    the tokens of reasoning of conversations that name no budget.
+    the tokens of reasoning of conversations that name no budget. `temperature` is that of requests that name none.
     """
 
     core: str
@@ -56,6 +56,7 @@ class RuntimeSettings:
     max_waiting: int = 1024
     strict_tools: Literal["refuse", "relax"] = "refuse"
     thinking_token_budget: int | None = None
+    temperature: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 from flare import memory
 from flare.config import RuntimeSettings
 from flare.conversation import Conversation, Finished, GenerationRequest, RawPrompt, Timings
-from flare.errors import CoreError, RequestError
+from flare.core.sampling import NEUTRAL
+from flare.errors import CoreError, RequestError, SettingError
 from flare.failures import log_failure
 from flare.generation import Answer, Listener
 from flare.output import OutputSyntax, make_output, require
@@ -296,6 +297,31 @@ def output_syntax(facts: Mapping[str, Any]) -> OutputSyntax:
     )
 
 
+def with_temperature(
+    chosen: float | None,
+    defaults: Mapping[str, Any],
+    sources: Mapping[str, str],
+    ranges: Mapping[str, tuple[float, float] | None] | None,
+) -> tuple[Mapping[str, Any], Mapping[str, str]]:
+    """Returns the sampling defaults and their sources with the operator's temperature, if one was chosen.
+
+    Raises SettingError for one that the author's ranges of the core do not allow.
+    """
+    if chosen is None:
+        return defaults, sources
+    if ranges is not None:
+        default = defaults.get("temperature")
+        least, most = ranges.get("temperature") or (NEUTRAL["temperature"] if default is None else default,) * 2
+        if not least <= chosen <= most:
+            allowed = f"{least:g} to {most:g}" if least < most else f"{least:g} alone"
+            raise SettingError(
+                "temperature",
+                f"{chosen:g}: the author's range of this core is {allowed}; choose a value in it, or export the core "
+                "with --sampling-ranges open",
+            )
+    return {**defaults, "temperature": chosen}, {**sources, "temperature": "server_option"}
+
+
 def load_text(core: Core) -> tuple[Tokenizer, ChatTemplate | None]:
     """Loads the tokenizer and, if the core has one, the chat template."""
     from flare.text.tokenizer import Tokenizer
@@ -318,7 +344,8 @@ def served_model(core: Core, settings: RuntimeSettings, *, kv_pages: int) -> Ser
     """Returns what requests are resolved against, from the core's manifest and the operator's settings.
 
     Raises CoreError naming the field when the manifest's open tables hold what no request could be served with, InputError
-    where a package is missing that the model's output is read with, and for a default budget that it cannot keep.
+    where a package is missing that the model's output is read with, and for a default budget or temperature that the model
+    cannot keep.
     """
     manifest = core.manifest
     limits, sampling, facts = manifest.limits, manifest.sampling, manifest.template.facts
@@ -328,7 +355,8 @@ def served_model(core: Core, settings: RuntimeSettings, *, kv_pages: int) -> Ser
     require(output)
     check_default(settings.thinking_token_budget, output)
     tools = facts.get("tools") or {}
-    ranges = None if sampling.ranges == "open" else checked_ranges(sampling.ranges)
+    ranges = None if sampling.ranges == "open" else checked_ranges(sampling.ranges, sampling.defaults)
+    defaults, sources = with_temperature(settings.temperature, sampling.defaults, sampling.sources, ranges)
     names = (*filter(None, settings.aliases), manifest.model.id)
     return ServedModel(
         id=names[0],
@@ -351,8 +379,8 @@ def served_model(core: Core, settings: RuntimeSettings, *, kv_pages: int) -> Ser
         tool_arguments=tools.get("arguments") or "mapping",
         default_system=(facts.get("system") or {}).get("default"),
         continuation=continuation_tail(facts),
-        defaults=sampling.defaults,
-        sources=sampling.sources,
+        defaults=defaults,
+        sources=sources,
         ranges=ranges,
         max_tokens_cap=settings.max_tokens,
         decode_weight_bytes=manifest.weights.decode_weight_bytes,

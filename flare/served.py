@@ -7,33 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from flare.conversation import GenerationRequest, SamplingRequest
+from flare.core.sampling import NEUTRAL, VALID
 from flare.errors import RequestError
 from flare.output import OutputSyntax
 
 NO_SYNTAX = OutputSyntax()
 """All text is answer."""
-
-NEUTRAL = {
-    "temperature": 1.0,
-    "top_k": 0,
-    "top_p": 1.0,
-    "min_p": 0.0,
-    "repetition_penalty": 1.0,
-    "presence_penalty": 0.0,
-    "frequency_penalty": 0.0,
-}
-"""Plain sampling from the model's own distribution: the default of what neither the recipe nor its files set."""
-
-VALID = {
-    "temperature": (-1e4, 1e4),
-    "top_k": (-1, 2**31 - 1),
-    "top_p": (0.0, 1.0),
-    "min_p": (0.0, 1.0),
-    "repetition_penalty": (1e-4, 1e4),
-    "presence_penalty": (-2.0, 2.0),
-    "frequency_penalty": (-2.0, 2.0),
-}
-"""What a core with open ranges accepts, inclusive. Temperature <= 0 is greedy, top_k 0 and -1 are off."""
 
 GREEDY_BELOW = 1e-4
 """A positive temperature under this is greedy too: in f32 the scaled logits would overflow."""

@@ -21,6 +21,7 @@ from flare.config import (
     parse_bytes,
     parse_memory_size,
 )
+from flare.core.sampling import VALID
 from flare.errors import InputError
 
 SHOWN_CHARS = 60
@@ -364,6 +365,14 @@ SETTINGS = (
         "most tokens of reasoning in a chat answer whose request sets no budget",
         "--thinking-token-budget N",
         "no limit",
+    ),
+    Setting(
+        "temperature",
+        "server",
+        Number(0, VALID["temperature"][1]),
+        "temperature of requests that name none; 0 takes the likeliest tokens",
+        "--temperature T",
+        "the core's",
     ),
     Setting("max_body_bytes", "server", Bytes(1024, 1024 * MIB), "largest request body, as sent and as decoded"),
     Setting(

@@ -90,6 +90,7 @@ class Configuration:
             max_waiting=self["max_waiting"],
             strict_tools=self["strict_tools"],
             thinking_token_budget=self["thinking_token_budget"],
+            temperature=self["temperature"],
         )
 
     def server(self) -> ServerSettings:

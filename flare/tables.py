@@ -9,18 +9,10 @@ import math
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
+from flare.core.sampling import NEUTRAL, VALID, WHOLE
 from flare.errors import CoreError
 from flare.output import FORMATS
-from flare.served import NEUTRAL, VALID
 from flare.thinking import NO_THINKING
-
-WHOLE = {
-    "top_k": VALID["top_k"],
-    "seed": (0, 2**63 - 1),
-    "max_new_tokens": (1, 2**63 - 1),
-    "max_length": (1, 2**63 - 1),
-}
-"""Defaults that are integers, and their bounds, inclusive."""
 
 LEVEL = {
     "id": (str,),
@@ -52,8 +44,9 @@ def check_defaults(defaults: Mapping[str, Any]) -> None:
             _check_number(f"sampling.defaults.{name}", name, value)
 
 
-def checked_ranges(ranges: Mapping[str, Any]) -> dict[str, tuple[float, float] | None]:
-    """Returns the bounds of each sampling field, None where it is fixed. Raises CoreError."""
+def checked_ranges(ranges: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, tuple[float, float] | None]:
+    """Returns the bounds of each sampling field, None where it is fixed. Raises CoreError, also where they do not hold the
+    field's default."""
     checked: dict[str, tuple[float, float] | None] = {}
     for name, pair in ranges.items():
         field = f"sampling.ranges.{name}"
@@ -68,6 +61,11 @@ def checked_ranges(ranges: Mapping[str, Any]) -> dict[str, tuple[float, float] |
             _check_number(field, name, value)
         if pair[0] > pair[1]:
             _refuse(field, pair, "the least value first")
+        if name == "temperature" and pair[0] <= 0:
+            _refuse(field, pair, "bounds above 0")
+        default = defaults.get(name)
+        if not pair[0] <= (NEUTRAL[name] if default is None else default) <= pair[1]:
+            _refuse(field, pair, f"bounds that hold the default, {NEUTRAL[name] if default is None else default}")
         checked[name] = (pair[0], pair[1])
     return checked
 

@@ -220,7 +220,9 @@ def probe_text(configured: Configured, options: Options) -> TextFacts:
     """Stage 5. Probes the chat template, and gathers special tokens and sampling defaults with their sources."""
     from ignition.text_facts import gather_text_facts
 
-    return gather_text_facts(configured.checkpoint, configured.model.vocabulary, options.sampling_ranges)
+    return gather_text_facts(
+        configured.checkpoint, configured.model.vocabulary, options.sampling_ranges, configured.recipe.sampling
+    )
 
 
 def compile_kernels(

@@ -8,61 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from flare.core.sampling import NEUTRAL as SAMPLED
+from flare.core.sampling import VALID, WHOLE
 from flare.errors import InputError
+from recipes.sampling import AuthorSampling
 
-NEUTRAL: dict[str, Any] = {
-    "temperature": 1.0,
-    "top_k": 0,
-    "top_p": 1.0,
-    "min_p": 0.0,
-    "repetition_penalty": 1.0,
-    "presence_penalty": 0.0,
-    "frequency_penalty": 0.0,
-    "max_new_tokens": None,
-    "max_length": None,
-    "seed": None,
-}
+NEUTRAL: dict[str, Any] = {**SAMPLED, "max_new_tokens": None, "max_length": None, "seed": None}
 """Every field that has a default, and the value that changes nothing: filters and penalties off, no limit, no seed."""
-
-RANGED = (
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-)
-"""The fields that author ranges bound or fix."""
-
-BOUNDS = {
-    "temperature": (-1e4, 1e4),
-    "top_k": (-1, 2**31 - 1),
-    "top_p": (0.0, 1.0),
-    "min_p": (0.0, 1.0),
-    "repetition_penalty": (1e-4, 1e4),
-    "presence_penalty": (-2.0, 2.0),
-    "frequency_penalty": (-2.0, 2.0),
-}
-"""What the server samples with, inclusive: a default outside would make it refuse every request that leaves it open."""
-
-_WHOLE = {  # integers, and the bounds of each
-    "top_k": BOUNDS["top_k"],
-    "max_new_tokens": (1, 2**63 - 1),
-    "max_length": (1, 2**63 - 1),
-    "seed": (0, 2**63 - 1),
-}
-
-
-@dataclass(frozen=True, slots=True)
-class AuthorSampling:
-    """What a model's author recommends, as a recipe states it: defaults, and inclusive ranges of what may vary."""
-
-    defaults: Mapping[str, float | int] = field(default_factory=dict)
-    ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
 
 def gather_sampling(
@@ -75,7 +29,7 @@ def gather_sampling(
     """Returns the manifest's `sampling`: {"defaults", "sources", "ranges"}.
 
     `defaults` and `sources` have every field of `NEUTRAL`; a source is "recipe", "generation_config.json",
-    "config.json" or "flare_default". `ranges` is "open", or maps every field of `RANGED` to [least, most], or to None
+    "config.json" or "flare_default". `ranges` is "open", or maps every field that is sampled with to [least, most], or to None
     where the field is fixed at its default. The option `ranges` None means the author's where there are any settings,
     else open. With open ranges `do_sample: false` makes the default temperature 0.
 
@@ -86,6 +40,8 @@ def gather_sampling(
         raise InputError(
             "--sampling-ranges author: this recipe has no author settings; leave the option out or say open"
         )
+    if author is not None and (unknown := sorted(author.defaults.keys() - NEUTRAL.keys())):
+        raise InputError(f"recipe: {unknown[0]} is no sampling field; there are {', '.join(NEUTRAL)}")
     fixed = author is not None and ranges != "open"
     defaults, sources = dict(NEUTRAL), dict.fromkeys(NEUTRAL, "flare_default")
     unset = set(NEUTRAL)
@@ -162,12 +118,12 @@ def _sources(
 def _checked(name: str, value: Any, where: str) -> Any:
     if value is None:
         return None
-    if name in _WHOLE:
-        least, most = _WHOLE[name]
+    if name in WHOLE:
+        least, most = WHOLE[name]
         if type(value) is not int or not least <= value <= most:
             raise InputError(f"{where} is {_shown(value)}, must be an integer from {least} to {most}")
         return value
-    low, high = BOUNDS[name]
+    low, high = VALID[name]
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         raise InputError(f"{where} is {_shown(value)}, must be a number")
     if not low <= value <= high:
@@ -178,15 +134,15 @@ def _checked(name: str, value: Any, where: str) -> Any:
 def _author_ranges(author: AuthorSampling, defaults: Mapping[str, Any]) -> dict[str, list[float] | None]:
     for name, (low, high) in author.ranges.items():
         where = f"recipe: the range of {name}"
-        if name not in RANGED:
-            raise InputError(f"{where} bounds nothing; ranges exist for {', '.join(RANGED)}")
+        if name not in SAMPLED:
+            raise InputError(f"{where} bounds nothing; ranges exist for {', '.join(SAMPLED)}")
         for bound in (low, high):
             _checked(name, bound, where)
         if name == "temperature" and low <= 0:
             raise InputError(f"{where} starts at {low:g}, must start above 0")
         if not low <= defaults[name] <= high:
             raise InputError(f"{where} is {low:g} to {high:g}, must hold the default {defaults[name]:g}")
-    return {name: list(author.ranges[name]) if name in author.ranges else None for name in RANGED}
+    return {name: list(author.ranges[name]) if name in author.ranges else None for name in SAMPLED}
 
 
 def _shown(value: Any) -> str:

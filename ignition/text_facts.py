@@ -14,6 +14,7 @@ from ignition.checkpoint.interface import Checkpoint
 from ignition.output_probe import REASONING, probe_output
 from ignition.sampling import gather_eos, gather_sampling
 from ignition.template_probe import probe_template
+from recipes.sampling import AuthorSampling
 
 TEMPLATE_FILE = "chat_template.jinja"
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
@@ -39,8 +40,10 @@ class TextFacts:
         return []
 
 
-def gather_text_facts(checkpoint: Checkpoint, vocabulary: int, sampling_ranges: str | None) -> TextFacts:
-    """Probes the template and gathers special tokens and sampling defaults from the checkpoint's files.
+def gather_text_facts(
+    checkpoint: Checkpoint, vocabulary: int, sampling_ranges: str | None, author: AuthorSampling | None = None
+) -> TextFacts:
+    """Probes the template and gathers special tokens and sampling defaults from the recipe and the checkpoint's files.
 
     Raises InputError naming file and field for values that cannot be used, and file, line and construct for a template
     that cannot be read.
@@ -62,7 +65,10 @@ def gather_text_facts(checkpoint: Checkpoint, vocabulary: int, sampling_ranges: 
         vocabulary=vocabulary,
     )
     sampling = gather_sampling(
-        generation_config=checkpoint.generation_config, config=checkpoint.config, author=None, ranges=sampling_ranges
+        generation_config=checkpoint.generation_config,
+        config=checkpoint.config,
+        author=author,
+        ranges=sampling_ranges,
     )
     facts = _template_facts(
         checkpoint.chat_template, checkpoint.chat_template_source, spellings, checkpoint.tokenizer_json

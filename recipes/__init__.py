@@ -16,6 +16,7 @@ from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from flare.errors import InputError
+from recipes.sampling import AuthorSampling
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -77,6 +78,8 @@ class Recipe:
     step(model, weights, io) -> logits [R, vocabulary] float32, in ops only.
     ignored(model, tensor) -> whether a tensor of the checkpoint that no weight names is known to be of no use.
     checkpoint: the usual hub repository, where one is so usual that the recipe's name alone should mean it.
+    sampling: what the author recommends to sample with (`recipes/sampling.py`); None: the model's files decide, and
+        requests may ask for any valid value.
     """
 
     name: str
@@ -87,6 +90,7 @@ class Recipe:
     step: Callable[[Any, Mapping[str, Tensor], StepIO], Tensor]
     ignored: Callable[[Any, str], bool]
     checkpoint: str | None = None
+    sampling: AuthorSampling | None = None
 
 
 @dataclass(frozen=True, slots=True)

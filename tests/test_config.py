@@ -35,6 +35,7 @@ SAMPLES: dict[str, list[tuple[str, str]]] = {
     "aliases": [('["a/b", "", "c d"]', "a/b,, c d"), ('["x"]', "x")],
     "strict_tools": [('"relax"', "relax"), ('"refuse"', "refuse")],
     "thinking_token_budget": [("1", "1"), ("2147483647", "2147483647")],
+    "temperature": [("0.25", "0.25"), ("0", "0")],
     "max_body_bytes": [("1024", "1KiB"), ('"1GiB"', "1073741824")],
     "max_bodies_bytes": [('"2GiB"', "2 GiB"), ("1024", "1024")],
     "max_requests": [("1", "1"), ("65536", "65536")],
@@ -117,6 +118,7 @@ def test_values_reach_what_the_program_runs_with(tmp_path: Path) -> None:
         max_waiting=1,
         strict_tools="relax",
         thinking_token_budget=1,
+        temperature=0.25,
     )
     assert configuration.server() == ServerSettings(
         host="::1",

@@ -22,6 +22,7 @@ from flare.replay.program import runnable_isas
 from ignition.export import export_core
 from ignition.options import ISAS, Options
 from ignition.pack import CoreWriter, lay_out_weights
+from recipes.sampling import AUTHORS
 from tests.support.checkpoints import make_checkpoint
 
 BEST = runnable_isas(ISAS)[0]
@@ -220,6 +221,19 @@ def test_q4_keeps_the_output_layer_of_an_untied_model_at_q8(tmp_path: Path) -> N
     formats = {name: stored.format for name, stored in prepared.storage.items()}
     assert formats["lm_head.weight"] == formats["model.embed_tokens.weight"] == "q8"
     assert formats["model.layers.0.mlp.up_proj.weight"] == "q4"
+
+
+def test_a_recipe_s_author_settings_reach_the_core(checkpoint: Path) -> None:
+    from ignition.export import configure, open_source, probe_text
+
+    configured = configure(*open_source(str(checkpoint), None), FAST)
+    assert probe_text(configured, FAST).sampling.ranges == "open"
+    configured.recipe = replace(configured.recipe, sampling=AUTHORS["qwen38"])
+    found = probe_text(configured, FAST).sampling
+    assert (found.defaults["top_k"], found.sources["top_k"]) == (20, "recipe")
+    assert found.ranges["temperature"] == [0.7, 1.0] and found.ranges["top_k"] is None
+    opened = probe_text(configured, replace(FAST, sampling_ranges="open")).sampling
+    assert opened.defaults == found.defaults and opened.ranges == "open"
 
 
 @pytest.fixture

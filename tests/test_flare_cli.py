@@ -139,7 +139,7 @@ def test_options_may_stand_between_arguments() -> None:
     )
     for order in orders:
         options = make_parser().read(["chat", *order])
-        assert (options.core, options.prompt, options.threads, options.seed) == ("c", "a prompt", "3", "5"), order
+        assert (options.core, options.prompt, options.threads, options.asked_seed) == ("c", "a prompt", "3", "5"), order
     options = make_parser().read(["chat", "c", "--", "--what does this do?"])
     assert (options.core, options.prompt) == ("c", "--what does this do?")
     assert make_parser().read(["serve", "--verify", "c", "--port", "1"]).core == "c"

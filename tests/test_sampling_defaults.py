@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
 
+from flare.conversation import SamplingRequest
 from flare.errors import InputError
-from ignition.sampling import NEUTRAL, AuthorSampling, gather_eos, gather_sampling
+from flare.tables import checked_ranges
+from ignition.sampling import NEUTRAL, gather_eos, gather_sampling
+from recipes.sampling import AUTHORS, AuthorSampling
+from tests.support.live_server import make_model
 
 AUTHOR = AuthorSampling(
     {"temperature": 1, "top_p": 0.95, "top_k": 20}, {"temperature": (0.7, 1), "presence_penalty": (0.0, 2.0)}
@@ -101,6 +106,9 @@ def test_ranges_can_be_opened_and_asked_for() -> None:
         (AuthorSampling({}, {"temperature": (0, 1)}), "temperature starts at 0"),
         (AuthorSampling({}, {"top_p": (0.5, 1.5)}), "top_p is 1.5"),
         (AuthorSampling({}, {"seed": (1, 2)}), "seed bounds nothing"),
+        (AuthorSampling({}, {"temperature": (1.2, 0.8)}), "temperature is 1.2 to 0.8, must hold"),
+        (AuthorSampling({}, {"temperature": (float("nan"), 1)}), "the range of temperature is nan"),
+        (AuthorSampling({"temprature": 1}), "recipe: temprature is no sampling field; there are temperature, "),
     ],
 )
 def test_author_ranges_must_hold_their_defaults(author: AuthorSampling, words: str) -> None:
@@ -173,11 +181,66 @@ def test_an_end_token_must_be_in_the_vocabulary(value: Any) -> None:
         gather_eos(generation_config={}, config={}, tokenizer_eos=10, vocabulary=10)
 
 
-def test_defaults_have_the_bounds_that_the_server_samples_within() -> None:
-    from flare.served import VALID
-    from ignition.sampling import BOUNDS
+SPECIFIED = """
+qwen38 1 0.95 20 Temperature [0.7, 1]; top-p [0.8, 0.95]; presence penalty [0, 2] Qwen3.8-Flash-Next thinking/instruct presets
+qwen38_dense 1 0.95 20 Temperature [0.7, 1]; top-p [0.8, 0.95]; presence penalty [0, 2] Qwen3.8-27B thinking/instruct presets
+glm53 1 0.95 Disabled Temperature [0.95, 1]; top-p [0.95, 1] GLM-5.3-Flash evaluation presets
+deepseek4 1 0.95 Disabled None DeepSeek-V4-Flash-Vision-Exp agent evaluations
+deepseek41 1 1 Disabled Repetition penalty [1, 1.1] DeepSeek-V4.1-Flash-1017 recommendations
+mimo_v2 1 0.95 Disabled None MiMo-V2.6-Pro-MOPD deployment; MiMo-V2.6-Flash-RL deployment
+kimi3 1 1 Disabled Top-p [0.95, 1] Kimi-K3 single-step/agentic evaluations
+step5 1 0.95 Disabled None Step-5-Preview-NVFP4 inference recommendations
+nemotron_h 1 0.95 Disabled None Nemotron-3.5-Bolt text recommendations
+kimi31 1 0.95 Disabled None Kimi-K3.1-Pro evaluation settings
+minimax_m3 1 0.95 Disabled None MiniMax-M3.1-Flash usage recommendations
+muse_spark 1 1 Disabled None Muse-Spark-Open-816B-A42B-NVFP4 model card
+gemma4 1 0.95 64 None Gemma 4 model card sampling recommendations
+"""
+"""The specification's table as it stands there: recipe, temperature, top-p, top-k, declared intervals, and their basis."""
 
-    assert BOUNDS == VALID
+
+def specified() -> dict[str, tuple[dict[str, float], dict[str, list[float]]]]:
+    rows = {}
+    for line in SPECIFIED.strip().splitlines():
+        name, temperature, top_p, top_k, rest = line.split(maxsplit=4)
+        defaults = {
+            "temperature": float(temperature),
+            "top_p": float(top_p),
+            "top_k": -1 if top_k == "Disabled" else int(top_k),
+            "min_p": 0.0,
+            "repetition_penalty": 1.0,
+            "presence_penalty": 0.0,
+            "frequency_penalty": 0.0,
+        }
+        found = re.findall(r"(Temperature|[Tt]op-p|[a-zA-Z]+ penalty) \[([\d.]+), ([\d.]+)\]", rest)
+        ranges = {re.sub("[- ]", "_", what.lower()): [float(low), float(high)] for what, low, high in found}
+        rows[name] = (defaults, ranges)
+    return rows
+
+
+def test_the_authors_settings_are_the_specification_s() -> None:
+    rows = specified()
+    assert AUTHORS.keys() == rows.keys() and sum(len(ranges) for _, ranges in rows.values()) == 10
+
+
+@pytest.mark.parametrize("name", AUTHORS)
+def test_an_author_s_row_becomes_a_core_that_can_be_served(name: str) -> None:
+    """Whatever the model's files say: the row decides every field, and what has no range is fixed."""
+    defaults, ranges = specified()[name]
+    facts = gather(
+        {"temperature": 0.1, "top_k": 3, "min_p": 0.5, "do_sample": False, "seed": 5}, {}, author=AUTHORS[name]
+    )
+    assert {field: facts["defaults"][field] for field in defaults} == defaults
+    assert {facts["sources"][field] for field in defaults} == {"recipe"}
+    assert facts["sources"]["seed"] == "generation_config.json"
+    assert facts["ranges"] == dict.fromkeys(defaults) | ranges
+    served = checked_ranges(facts["ranges"], facts["defaults"])
+    model = make_model(defaults=facts["defaults"], ranges=served)
+    lowest = model.resolve_sampling(SamplingRequest(**dict.fromkeys(defaults, -9)))
+    highest = model.resolve_sampling(SamplingRequest(**dict.fromkeys(defaults, 9)))
+    for field, default in defaults.items():
+        low, high = ranges.get(field, (default, default))
+        assert (lowest[field], model.sampling_default(field), highest[field]) == (low, default, high)
 
 
 @pytest.mark.parametrize(("name", "value"), [("top_k", 10**10), ("repetition_penalty", 1e-6), ("presence_penalty", 3)])

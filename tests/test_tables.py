@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import math
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from flare.config import RuntimeSettings
+from flare.conversation import SamplingRequest
 from flare.core.manifest import Template
 from flare.engine import SamplingParams
-from flare.errors import CoreError, InputError
+from flare.errors import CoreError, InputError, SettingError
 from flare.output import OutputSyntax
+from flare.protocols.models import model_card
 from flare.runtime import load_text, served_model
 from flare.served import NEUTRAL, VALID
 from flare.thinking import NO_THINKING
@@ -84,10 +87,57 @@ def test_defaults_at_their_bounds_can_be_served(name: str, end: int) -> None:
         {"top_p": {"min": 0, "max": 1}},
         {"top_k": [1, 50.0]},
         {"top_q": None},
+        {"temperature": [0, 1]},
+        {"temperature": [-1, 1.0]},
+        {"temperature": [0.5, 0.9]},
+        {"top_p": [0.5, 0.95]},
     ],
 )
 def test_wrong_ranges(ranges: dict[str, Any]) -> None:
     refused(make_core(ranges=ranges), f"sampling.ranges.{next(iter(ranges))}")
+
+
+def test_ranges_hold_the_default_that_the_core_has() -> None:
+    bounds = {"temperature": [0.7, 0.9]}
+    core = make_core(defaults={"temperature": 0.8}, ranges=bounds)
+    assert served_model(core, SETTINGS, kv_pages=5).ranges == {"temperature": (0.7, 0.9)}
+    refused(make_core(defaults={"temperature": 0.95}, ranges=bounds), "sampling.ranges.temperature")
+
+
+@pytest.mark.parametrize("chosen", [0.7, 0.0, -1.0, 1e4])
+def test_the_operator_s_temperature_is_a_default_with_its_source(chosen: float) -> None:
+    """As the core's own: 0 and less are greedy, and a request goes before it."""
+    core = make_core(defaults={"temperature": 0.6, "top_k": 4}, sources={"temperature": "config.json", "top_k": "x"})
+    model = served_model(core, replace(SETTINGS, temperature=chosen), kv_pages=5)
+    assert model.defaults == {"temperature": chosen, "top_k": 4}
+    assert model.sources == {"temperature": "server_option", "top_k": "x"}
+    shown = model_card(model)["generation_defaults"]
+    assert (shown["temperature"], shown["sources"]["temperature"]) == (chosen, "server_option")
+    assert model.resolve_sampling(SamplingRequest())["temperature"] == max(chosen, 0.0)
+    assert model.resolve_sampling(SamplingRequest(temperature=0.3))["temperature"] == 0.3
+    assert core.manifest.sampling.defaults["temperature"] == 0.6
+
+
+@pytest.mark.parametrize(
+    ("ranges", "good", "bad", "says"),
+    [
+        ({"temperature": [0.7, 1.0]}, (0.7, 0.85, 1.0), (0.0, 0.69, 1.01), "0.7 to 1"),
+        ({"temperature": None}, (0.8,), (0.0, 0.79, 1.0), "0.8 alone"),
+        ({}, (0.8,), (0.0, 1.0), "0.8 alone"),
+    ],
+)
+def test_a_temperature_that_the_author_s_ranges_do_not_allow_is_one_line_at_the_start(
+    ranges: dict[str, Any], good: tuple[float, ...], bad: tuple[float, ...], says: str
+) -> None:
+    core = make_core(defaults={"temperature": 0.8}, ranges=ranges)
+    for chosen in good:
+        model = served_model(core, replace(SETTINGS, temperature=chosen), kv_pages=5)
+        assert model.resolve_sampling(SamplingRequest())["temperature"] == chosen
+    for chosen in bad:
+        with pytest.raises(SettingError) as caught:
+            served_model(core, replace(SETTINGS, temperature=chosen), kv_pages=5)
+        assert caught.value.setting == "temperature" and "\n" not in str(caught.value)
+        assert str(caught.value).startswith(f"{chosen:g}: the author's range of this core is {says}; ")
 
 
 def with_facts(facts: dict[str, Any]) -> Any:

@@ -7,19 +7,11 @@ from ctypes import memmove as copy_bytes
 from dataclasses import dataclass
 from typing import Any
 
+from flare.core.sampling import VALID
 from flare.errors import RequestError
 
-_RANGES = {
-    # Inclusive. The wide ones only keep the sampler's f32 arithmetic finite; servers narrow them by their own rules.
-    "temperature": (-1e4, 1e4),
-    "top_k": (-1, 2**31 - 1),
-    "top_p": (0.0, 1.0),
-    "min_p": (0.0, 1.0),
-    "repetition_penalty": (1e-4, 1e4),
-    "presence_penalty": (-1e4, 1e4),
-    "frequency_penalty": (-1e4, 1e4),
-    "seed": (0, 2**64 - 1),
-}
+_RANGES = VALID | {"seed": (0, 2**64 - 1)}
+"""Inclusive: within them the sampler's f32 arithmetic stays finite."""
 
 
 @dataclass(frozen=True, slots=True)
