@@ -187,9 +187,8 @@ def run_chat(options: argparse.Namespace) -> None:
         for setting in ASKED
         if (value := getattr(options, destination(setting))) is not None
     }
-    settings = replace(
-        configuration.runtime(), thinking_token_budget=None, temperature=None
-    )  # of requests to the server
+    # What the server does at its start, and for requests that leave something open, is not for the terminal.
+    settings = replace(configuration.runtime(), thinking_token_budget=None, temperature=None, check=False)
     from flare.chat_terminal import run
 
     with configuration.naming():

@@ -44,6 +44,7 @@ class RuntimeSettings:
 
     `strict_tools`: a function schema with `strict: true` is refused, or taken as one without. `thinking_token_budget` caps
     the tokens of reasoning of conversations that name no budget. `temperature` is that of requests that name none.
+    `check` replays the core's oracle before anything is served.
     """
 
     core: str
@@ -57,6 +58,7 @@ class RuntimeSettings:
     strict_tools: Literal["refuse", "relax"] = "refuse"
     thinking_token_budget: int | None = None
     temperature: float | None = None
+    check: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

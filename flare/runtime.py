@@ -18,14 +18,13 @@ from typing import TYPE_CHECKING, Any
 from flare import memory
 from flare.config import RuntimeSettings
 from flare.conversation import Conversation, Finished, GenerationRequest, RawPrompt, Timings
-from flare.core.sampling import NEUTRAL
-from flare.errors import CoreError, RequestError, SettingError
+from flare.errors import CoreError, RequestError
 from flare.failures import log_failure
 from flare.generation import Answer, Listener
 from flare.output import OutputSyntax, make_output, require
 from flare.prompting import Prompt, render_conversation
 from flare.report import Laps
-from flare.served import ServedModel
+from flare.served import ServedModel, with_temperature
 from flare.tables import check_defaults, check_facts, checked_ranges
 from flare.thinking import NO_THINKING
 from flare.thinking_budget import check_default, closing, tokens_to_close_after
@@ -115,11 +114,17 @@ class Runtime:
         )
         model = served_model(core, settings, kv_pages=pages)
         replay = open_replay(core, threads=settings.threads, kv_pages=pages, huge_pages=settings.huge_pages)
-        runtime = cls(
-            replay=replay, tokenizer=tokenizer, template=template, model=model, max_waiting=settings.max_waiting
-        )
         laps.mark("kernels")
-        return runtime
+        if settings.check:
+            from flare.replay.oracle import check_core
+
+            try:
+                check_core(core, replay)
+            except BaseException:
+                replay.close()
+                raise
+            laps.mark("check")
+        return cls(replay=replay, tokenizer=tokenizer, template=template, model=model, max_waiting=settings.max_waiting)
 
     def start(self, dispatch: Callable[[list[Delivery]], None] | None = None) -> None:
         """Starts the engine's thread. `dispatch` is called there once a step and must see to it that `receive` gets the
@@ -295,31 +300,6 @@ def output_syntax(facts: Mapping[str, Any]) -> OutputSyntax:
         close_token=found.get("close_token"),
         spelled=frozenset(found.get("spelled", ())),
     )
-
-
-def with_temperature(
-    chosen: float | None,
-    defaults: Mapping[str, Any],
-    sources: Mapping[str, str],
-    ranges: Mapping[str, tuple[float, float] | None] | None,
-) -> tuple[Mapping[str, Any], Mapping[str, str]]:
-    """Returns the sampling defaults and their sources with the operator's temperature, if one was chosen.
-
-    Raises SettingError for one that the author's ranges of the core do not allow.
-    """
-    if chosen is None:
-        return defaults, sources
-    if ranges is not None:
-        default = defaults.get("temperature")
-        least, most = ranges.get("temperature") or (NEUTRAL["temperature"] if default is None else default,) * 2
-        if not least <= chosen <= most:
-            allowed = f"{least:g} to {most:g}" if least < most else f"{least:g} alone"
-            raise SettingError(
-                "temperature",
-                f"{chosen:g}: the author's range of this core is {allowed}; choose a value in it, or export the core "
-                "with --sampling-ranges open",
-            )
-    return {**defaults, "temperature": chosen}, {**sources, "temperature": "server_option"}
 
 
 def load_text(core: Core) -> tuple[Tokenizer, ChatTemplate | None]:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from flare.conversation import GenerationRequest, SamplingRequest
 from flare.core.sampling import NEUTRAL, VALID
-from flare.errors import RequestError
+from flare.errors import RequestError, SettingError
 from flare.output import OutputSyntax
 
 NO_SYNTAX = OutputSyntax()
@@ -150,3 +150,28 @@ class ServedModel:
             "context_length": self.context_length,
             "tokens_remaining": max(0, self.context_length - tokens_used),
         }
+
+
+def with_temperature(
+    chosen: float | None,
+    defaults: Mapping[str, Any],
+    sources: Mapping[str, str],
+    ranges: Mapping[str, tuple[float, float] | None] | None,
+) -> tuple[Mapping[str, Any], Mapping[str, str]]:
+    """Returns the sampling defaults and their sources with the operator's temperature, if one was chosen.
+
+    Raises SettingError for one that the author's ranges of the core do not allow.
+    """
+    if chosen is None:
+        return defaults, sources
+    if ranges is not None:
+        default = defaults.get("temperature")
+        least, most = ranges.get("temperature") or (NEUTRAL["temperature"] if default is None else default,) * 2
+        if not least <= chosen <= most:
+            allowed = f"{least:g} to {most:g}" if least < most else f"{least:g} alone"
+            raise SettingError(
+                "temperature",
+                f"{chosen:g}: the author's range of this core is {allowed}; choose a value in it, or export the core "
+                "with --sampling-ranges open",
+            )
+    return {**defaults, "temperature": chosen}, {**sources, "temperature": "server_option"}

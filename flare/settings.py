@@ -374,6 +374,7 @@ SETTINGS = (
         "--temperature T",
         "the core's",
     ),
+    Setting("check", "server", Switch(), "replay the core's prompts with known answers before serving", "--check"),
     Setting("max_body_bytes", "server", Bytes(1024, 1024 * MIB), "largest request body, as sent and as decoded"),
     Setting(
         "max_bodies_bytes",

@@ -91,6 +91,7 @@ class Configuration:
             strict_tools=self["strict_tools"],
             thinking_token_budget=self["thinking_token_budget"],
             temperature=self["temperature"],
+            check=self["check"],
         )
 
     def server(self) -> ServerSettings:

@@ -34,6 +34,7 @@ from flare.core.manifest import (
 )
 from flare.core.manifest import Oracle as OracleEntry
 from flare.core.manifest import Target as TargetEntry
+from flare.core.oracle import Deviation
 from flare.errors import InputError
 from flare.replay.cpu_interface import ABI_VERSION
 from ignition import __version__
@@ -41,7 +42,6 @@ from ignition.checkpoint import open_checkpoint, open_named
 from ignition.checkpoint.interface import Checkpoint
 from ignition.graph import Graph
 from ignition.options import Options
-from ignition.oracle import Deviation
 from ignition.pack import CoreWriter, lay_out_weights
 from ignition.plan import Plan
 from ignition.progress import Progress

@@ -11,23 +11,13 @@ import torch
 
 from flare.core.graph import Graph
 from flare.core.manifest import Manifest
+from flare.core.oracle import Deviation, Oracle, Positions, Prompt, excess, tolerance, wrong_score
 from flare.errors import InputError
 from flare.replay.cpu import CpuReplay
+from flare.replay.oracle import pages_needed, score_prompt
 from flare.replay.program import make_program, runnable_isas
 from flare.text.tokenizer import Tokenizer
-from ignition.oracle import (
-    GREEDY_TOKENS,
-    PROMPT_TOKENS,
-    TEXTS,
-    Deviation,
-    Oracle,
-    Prompt,
-    deviation,
-    excess,
-    score,
-    summarise,
-    tolerance,
-)
+from ignition.oracle import GREEDY_TOKENS, PROMPT_TOKENS, TEXTS, deviation, summarise
 from ignition.reference import ReferenceModel
 from ignition.weights import Stored
 from recipes import Recipe
@@ -56,19 +46,24 @@ def run_oracle(
     advance(0, steps, "reference")
     continued, reference = reference_logits(recipe, model, storage, prompts, manifest.limits.max_context)
     allowed = tolerance(manifest.weights.formats)
-    compiled: dict[str, list[np.ndarray]] = {}
+    answers = [summarise(logits, tokens) for logits, tokens in zip(reference, continued, strict=True)]
+    compiled: dict[str, list[Positions]] = {}
     worst: Deviation | None = None
     for number, isa in enumerate(runnable, 1):
         advance(number, steps, isa)
         program = make_program(manifest, graph, folder, isa)
-        pages = -(-max(map(len, continued)) // manifest.limits.page_tokens)
-        replay = CpuReplay(program, threads=1, kv_pages=pages)
-        try:
-            compiled[isa] = score(replay, continued)
-        finally:
-            replay.close()
-        found = deviation(np.concatenate(reference), np.concatenate(compiled[isa]))
-        if (problem := excess(found, allowed)) is not None:
+        rows: list[np.ndarray] = []
+
+        def look(logits: memoryview[float], _: Any, rows: list[np.ndarray] = rows) -> None:
+            rows.append(np.array(logits, dtype=np.float32))
+
+        with CpuReplay(program, threads=1, kv_pages=pages_needed(continued, manifest.limits.page_tokens)) as replay:
+            compiled[isa] = [score_prompt(replay, tokens, look) for tokens in continued]
+        found = deviation(np.concatenate(reference), np.stack(rows))
+        problem = excess(found, allowed)
+        for wanted, got in zip(answers, compiled[isa], strict=True):
+            problem = problem or wrong_score(wanted, got, allowed)
+        if problem is not None:
             raise InputError(
                 f"the compiled graphs ({isa}) disagree with the reference: {problem}; no core was written, please report this"
             )
@@ -80,8 +75,8 @@ def run_oracle(
             Prompt(
                 tokens=tokens,
                 prompt_tokens=len(prompt),
-                reference=summarise(reference[i], hashes=False),
-                compiled={isa: summarise(logits[i], hashes=True) for isa, logits in compiled.items()},
+                reference=answers[i],
+                compiled={isa: found[i] for isa, found in compiled.items()},
             )
             for i, (prompt, tokens) in enumerate(zip(prompts, continued, strict=True))
         ]

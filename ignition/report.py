@@ -7,8 +7,8 @@ from pathlib import Path
 from shlex import quote
 
 from flare.core.manifest import Logprobs
+from flare.core.oracle import Deviation
 from ignition.inspect import logprobs_text, size
-from ignition.oracle import Deviation
 
 
 @dataclass(frozen=True, slots=True)

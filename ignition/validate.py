@@ -15,13 +15,11 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-import numpy as np
-
 from flare.core.directory import WEIGHTS_FILE, Core, open_core, verify_weights
 from flare.core.graph import check_graph
 from flare.core.manifest import KernelLibrary
+from flare.core.oracle import read_oracle
 from flare.errors import CoreError, FlareError, InputError
-from ignition.oracle import decode_oracle, excess, score, summarise, tolerance, top_deviation
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,47 +218,20 @@ def check_template(core: Core) -> str:
 
 def check_oracle(core: Core) -> str:
     """The stored prompts give the stored answers, on every level that this machine can run."""
+    from flare.replay.oracle import check_oracle as replay_oracle
+    from flare.replay.oracle import pages_needed
     from flare.replay.program import open_replay, runnable_isas
 
     manifest = core.manifest
-    oracle = decode_oracle(
-        core.read(manifest.oracle.file),
-        vocabulary=manifest.model.vocabulary,
-        max_context=manifest.limits.max_context,
-        name=manifest.oracle.file,
-    )
+    oracle = read_oracle(core)
     levels = runnable_isas([library.isa for library in manifest.target.libraries])
     if not levels:
         raise CoreError(
             f"this machine can run none of the core's levels ({', '.join(lib.isa for lib in manifest.target.libraries)})"
         )
-    longest = max(len(prompt.tokens) for prompt in oracle.prompts)
+    pages = pages_needed([prompt.tokens for prompt in oracle.prompts], manifest.limits.page_tokens)
     reports = []
     for isa in levels:
-        pages = -(-longest // manifest.limits.page_tokens)
-        replay = open_replay(core, threads=1, kv_pages=pages, isa=isa)
-        try:
-            logits = score(replay, [prompt.tokens for prompt in oracle.prompts])
-        finally:
-            replay.close()
-        reports.append(f"{isa} {_compare(oracle.prompts, logits, isa, manifest.weights.formats)}")
+        with open_replay(core, threads=1, kv_pages=pages, isa=isa) as replay:
+            reports.append(f"{isa} {replay_oracle(replay, oracle, isa, manifest.weights.formats)}")
     return "; ".join(reports)
-
-
-def _compare(prompts: list[Any], logits: list[np.ndarray], isa: str, formats: dict[str, int]) -> str:
-    """Equal bits where the oracle has them for this level; the reference within tolerance always."""
-    equal = positions = 0
-    for prompt, rows in zip(prompts, logits, strict=True):
-        found = top_deviation(prompt.reference, rows)
-        if (problem := excess(found, tolerance(formats))) is not None:
-            raise CoreError(f"oracle: answers on {isa} are out of tolerance: {problem}; export the core again")
-        stored = prompt.compiled.get(isa)
-        if stored is not None:
-            hashes = summarise(rows, hashes=True).hashes
-            positions += len(hashes)
-            equal += sum(a == b for a, b in zip(hashes, stored.hashes, strict=True))
-    if positions and equal != positions:
-        raise CoreError(
-            f"oracle: on {isa} {positions - equal} of {positions} positions differ in their bits; export the core again"
-        )
-    return f"{positions} positions equal to the bit" if positions else "within tolerance (not run at export)"

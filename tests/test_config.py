@@ -36,6 +36,7 @@ SAMPLES: dict[str, list[tuple[str, str]]] = {
     "strict_tools": [('"relax"', "relax"), ('"refuse"', "refuse")],
     "thinking_token_budget": [("1", "1"), ("2147483647", "2147483647")],
     "temperature": [("0.25", "0.25"), ("0", "0")],
+    "check": [("true", "1"), ("false", "false")],
     "max_body_bytes": [("1024", "1KiB"), ('"1GiB"', "1073741824")],
     "max_bodies_bytes": [('"2GiB"', "2 GiB"), ("1024", "1024")],
     "max_requests": [("1", "1"), ("65536", "65536")],
@@ -119,6 +120,7 @@ def test_values_reach_what_the_program_runs_with(tmp_path: Path) -> None:
         strict_tools="relax",
         thinking_token_budget=1,
         temperature=0.25,
+        check=True,
     )
     assert configuration.server() == ServerSettings(
         host="::1",

@@ -11,15 +11,17 @@ from inspect import signature
 from pathlib import Path
 
 import pytest
+from msgspec.structs import astuple
 
 from flare.config import ServerSettings
+from flare.core.oracle import tolerance
 from flare.http.codings import MAX_MEMBERS, MAX_WINDOW_BYTES
 from flare.output import FORMATS
 from flare.protocols.fields import INERT, MAX_STOP_BYTES, MAX_STOP_SEQUENCE, MAX_STOP_STRINGS, MAX_TOKEN_STOPS
 from flare.protocols.thinking import MAX_VARIABLE_NESTING, MAX_VARIABLES_BYTES
 from flare.runtime import MAX_CHOICES, Runtime
 from flare.served import GREEDY_BELOW, VALID
-from flare.settings import SETTINGS, TABLES
+from flare.settings import SETTINGS, TABLES, Switch
 from flare.sources import configure
 from flare.text.sandbox import MAX_CHARS, MAX_STEPS
 
@@ -133,7 +135,7 @@ def test_options_of_settings(repository: Path) -> None:
     """The options of `flare serve` are documented with the metavariable and, where it is a plain value, the default."""
     documented = {cells[0]: cells[1] for cells in rows(section(repository / "docs/cli.md", "flare serve"))}
     for setting in SETTINGS:
-        if setting.flag.startswith("--") and setting.name not in ("huge_pages", "verify"):
+        if setting.flag.startswith("--") and not isinstance(setting.kind, Switch):
             assert documented[f"`{setting.option}`"].strip("`") == setting.default_text
 
 
@@ -212,3 +214,13 @@ def test_links_between_documents_lead_somewhere(repository: Path) -> None:
     for document in [repository / "README.md", *(repository / "docs").glob("*.md"), repository / "cores/README.md"]:
         for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", document.read_text()):
             assert (document.parent / target).exists(), f"{document.name} links to {target}, which does not exist"
+
+
+def test_the_oracle_s_tolerances(repository: Path) -> None:
+    """The table of the core's format has the program's."""
+    text = section(repository / "docs/core-format.md", "Oracle")
+    found = {cells[0]: cells[1:] for cells in rows(text) if cells[0].split(",")[0] in ("f32", "f16", "q8")}
+    for formats, numbers in found.items():
+        for name in formats.split(", "):
+            assert [float(number) for number in numbers] == list(astuple(tolerance([name])))
+    assert len(found) == 3

@@ -108,7 +108,9 @@ def test_temperature_and_seed_reach_the_sampler(repository: Path) -> None:
         assert drawn[1] is None or {int(seed) for _, seed in rows} == {drawn[1]}
 
 
-def test_the_server_s_temperature_is_not_the_terminal_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_server_s_temperature_and_check_are_not_the_terminal_s(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As with all of [server]; and what is asked with is no setting."""
     from flare import chat_terminal
     from flare.cli import main
@@ -116,10 +118,11 @@ def test_the_server_s_temperature_is_not_the_terminal_s(tmp_path: Path, monkeypa
     taken = []
     monkeypatch.setattr(chat_terminal, "run", lambda settings, prompt, asked: taken.append((settings, asked)))
     monkeypatch.setenv("FLARE_TEMPERATURE", "0.25")
+    monkeypatch.setenv("FLARE_CHECK", "1")
     for options, asked in (([], {}), (["--temperature", "0.5"], {"temperature": 0.5})):
         with pytest.raises(SystemExit):
             main(["chat", "core", "hello", *options])
-        assert taken[-1][0].temperature is None and taken[-1][1] == asked
+        assert taken[-1][0].temperature is None and not taken[-1][0].check and taken[-1][1] == asked
 
 
 TALK = """

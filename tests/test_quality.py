@@ -9,12 +9,13 @@ import pytest
 import torch
 
 from flare.core.directory import open_core
+from flare.core.oracle import Deviation
 from flare.replay.program import open_replay, runnable_isas
 from flare.text.tokenizer import Tokenizer
 from ignition.checkpoint import open_checkpoint
 from ignition.export import export_core
 from ignition.options import ISAS, Options
-from ignition.oracle import Deviation, deviation
+from ignition.oracle import deviation
 from tests.support.replaying import Sequences
 
 PROMPTS = (

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 
 from flare.config import RuntimeSettings
@@ -134,6 +135,29 @@ def test_the_command_reports_to_ci_and_needs_no_torch(core: Path, tmp_path: Path
             graph(lambda o: [c["hashes"].pop() for c in o["prompts"][0]["compiled"].values()]),
             "oracle",
         ),
+        ("oracle.msgpack", graph(lambda o: o["prompts"][0]["compiled"].popitem()), "oracle"),
+        ("oracle.msgpack", graph(lambda o: o["prompts"][0]["compiled"].clear()), "oracle"),
+        (
+            "oracle.msgpack",
+            graph(lambda o: o["prompts"][0]["compiled"].update(more=o["prompts"][0]["reference"])),
+            "oracle",
+        ),
+        ("oracle.msgpack", graph(lambda o: o["prompts"][0]["reference"]["scores"].pop()), "oracle"),
+        ("oracle.msgpack", graph(lambda o: o["prompts"][0]["reference"]["ranks"].pop()), "oracle"),
+        ("oracle.msgpack", graph(lambda o: o["prompts"][0]["reference"]["ranks"].__setitem__(0, 0)), "oracle"),
+        ("oracle.msgpack", graph(lambda o: o["prompts"][0]["reference"]["ranks"].__setitem__(0, 385)), "oracle"),
+        ("oracle.msgpack", graph(lambda o: o["prompts"][0]["reference"]["ranks"].__setitem__(-1, 2)), "oracle"),
+        ("oracle.msgpack", graph(lambda o: o["prompts"][0]["reference"]["scores"].__setitem__(0, 0.5)), "oracle"),
+        (
+            "oracle.msgpack",
+            graph(lambda o: o["prompts"][0]["reference"]["scores"].__setitem__(0, float("nan"))),
+            "oracle",
+        ),
+        (
+            "oracle.msgpack",
+            graph(lambda o: o["prompts"][0]["reference"]["logprobs"][0].__setitem__(0, float("-inf"))),
+            "oracle",
+        ),
         ("oracle.msgpack", graph(lambda o: o["prompts"].__setitem__(0, longer(o["prompts"][0]))), "oracle"),
     ],
 )
@@ -142,6 +166,77 @@ def test_files_that_lie_behind_right_hashes(core: Path, name: str, change: Any, 
     found = {check.name: check for check in validate_core(core).checks}
     assert found[failed].status == "failed", found
     assert "ended with" not in found[failed].detail, "refused by rule, not by accident"
+
+
+def changed(source: str, name: str, change: Any) -> Any:
+    """Changes one of a source's results wherever the token that follows is far from the likeliest, so that the results go on
+    to agree with each other; `compiled` is every library's."""
+
+    def apply(oracle: dict[str, Any]) -> None:
+        for prompt in oracle["prompts"]:
+            for found in prompt["compiled"].values() if source == "compiled" else [prompt[source]]:
+                for position, rank in enumerate(found["ranks"]):
+                    if rank > 30:
+                        found[name][position] = change(found[name][position])
+
+    return graph(apply)
+
+
+def next_down(value: float) -> float:
+    return float(np.nextafter(np.float32(value), np.float32(-np.inf)))
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (changed("compiled", "scores", next_down), "positions are scored differently"),
+        (changed("compiled", "logprobs", lambda row: [*map(next_down, row)]), "positions are scored differently"),
+        (
+            changed("compiled", "ids", lambda row: [row[0], row[2], row[1], *row[3:]]),
+            "positions are scored differently",
+        ),
+        (changed("compiled", "hashes", lambda text: text[::-1]), "positions differ in their bits"),
+        (changed("reference", "scores", lambda score: score - 0.002), "out of tolerance: position "),
+        (
+            changed("reference", "logprobs", lambda row: [row[0], *(value - 0.002 for value in row[1:])]),
+            "out of tolerance: ",
+        ),
+    ],
+)
+def test_answers_that_are_not_the_stored_ones(core: Path, change: Any, says: str) -> None:
+    forge(core, "oracle.msgpack", change)
+    (check,) = (check for check in validate_core(core).checks if check.name == "oracle")
+    assert check.status == "failed" and says in check.detail, check
+
+
+def without_levels(core: Path) -> None:
+    """As if the export had run on a machine that could run none of the core's libraries but one that this one lacks."""
+    forge(core, "oracle.msgpack", graph(lambda o: [prompt["compiled"].clear() for prompt in o["prompts"]]))
+    forge_manifest(core, lambda m: m["oracle"].update(isas=[]))
+
+
+def test_a_level_that_the_export_did_not_run_is_held_to_the_reference(core: Path) -> None:
+    without_levels(core)
+    result = validate_core(core)
+    assert result.exit_code == 0 and "within tolerance (not run at export)" in result.text()
+    forge(core, "oracle.msgpack", changed("reference", "scores", lambda score: score - 0.002))
+    (check,) = (check for check in validate_core(core).checks if check.name == "oracle")
+    assert check.status == "failed" and "is out of tolerance" not in check.detail and "out of tolerance" in check.detail
+
+
+def test_one_bit_of_one_weight(core: Path) -> None:
+    """The lowest bit of an output layer's element changes nothing that anybody would see, and is found."""
+    from flare.core.checksums import sha256_chunked
+
+    weights = core / "weights.safetensors"
+    data = bytearray(weights.read_bytes())
+    start = 8 + int.from_bytes(data[:8], "little")
+    first, _ = json.loads(data[8:start])["lm_head.weight"]["data_offsets"]
+    data[start + first] ^= 1
+    weights.write_bytes(data)
+    forge_manifest(core, lambda m: m["files"]["weights.safetensors"].update(hash=sha256_chunked(weights)))
+    (check,) = (check for check in validate_core(core).checks if check.name == "oracle")
+    assert check.status == "failed" and "positions differ in their bits" in check.detail
 
 
 def test_whatever_else_a_core_makes_happen_is_a_failed_check(core: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -229,6 +229,9 @@ def _check(manifest: Manifest, name: str) -> None:
         named.add(manifest.template.file)
     if missing := sorted(named - manifest.files.keys()):
         refuse("files", missing[0], "an entry for every file that the manifest names")
+    levels = [library.isa for library in manifest.target.libraries]
+    if len(set(manifest.oracle.isas)) != len(manifest.oracle.isas) or set(manifest.oracle.isas) - set(levels):
+        refuse("oracle.isas", manifest.oracle.isas, f"levels of the libraries, each once: {', '.join(levels)}")
     if "step" not in manifest.graphs:
         refuse("graphs", sorted(manifest.graphs), "a graph named 'step'")
     for token in [*manifest.tokens.eos, manifest.tokens.bos, manifest.tokens.pad]:

@@ -159,6 +159,11 @@ def test_a_fifo_is_refused_without_waiting(core: Path) -> None:
         (lambda m: m["files"].update({"../outside": m["files"]["tokenizer.json"]}), "../outside"),
         (lambda m: m["files"].update({"/absolute": m["files"]["tokenizer.json"]}), "/absolute"),
         (lambda m: m["files"].pop("oracle.msgpack"), "oracle.msgpack"),
+        (
+            lambda m: m["oracle"].update(isas=["x86-64-v9"]),
+            "oracle.isas is ['x86-64-v9'], wanted levels of the libraries",
+        ),
+        (lambda m: m["oracle"].update(isas=["generic", "generic"]), "oracle.isas"),
         (lambda m: m["graphs"].pop("step"), "step"),
         (lambda m: m["tokens"].update(eos=[10**6]), "tokens"),
     ],
