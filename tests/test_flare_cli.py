@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -19,6 +20,7 @@ from flare.config import MIB, MemorySize, RuntimeSettings, parse_memory_size, re
 from flare.errors import InputError, SettingError
 from flare.http import startup
 from flare.report import Laps, process_age, start_report
+from tests.support.forged_cores import forge_manifest
 
 THIN = """
 import sys
@@ -82,6 +84,8 @@ def test_serving_imports_nothing_heavy() -> None:
         (("serve", "x", "--port", "http"), "--port"),
         (("serve", "x", "--threads", "0"), "--threads"),
         (("serve", "x", "--max-tokens", "0"), "--max-tokens"),
+        (("serve", "x", "--temperature", "-1"), "--temperature: '-1' is not a number from 0 to 10000"),
+        (("serve", "x", "--temperature", "nan"), "--temperature: 'nan' is not a number from 0 to 10000"),
         (("serve", "x", "--kv-memory", "2 parsecs"), "2 parsecs"),
         (("serve", "x", "--api-key-file", "no/such/file"), "no/such/file"),
         (("serve", "x", "--config", "no/such/file"), "no/such/file: cannot be read"),
@@ -308,6 +312,19 @@ def test_laps_leave_no_gap() -> None:
     assert [name for name, _ in laps.laps] == ["python", "a", "b"]
     assert sum(seconds for _, seconds in laps.laps[1:]) == pytest.approx(laps.last - before, abs=0.05)
     assert laps.laps[0][1] == pytest.approx(process_age(), abs=0.05)
+
+
+def test_a_temperature_outside_of_the_author_s_range_names_where_it_was_given(tiny_core: Path, tmp_path: Path) -> None:
+    core = Path(shutil.copytree(tiny_core, tmp_path / "core"))
+    forge_manifest(core, lambda manifest: manifest["sampling"].update(ranges={"temperature": [0.7, 1.0]}))
+    (tmp_path / "flare.toml").write_text("[server]\ntemperature = 0.2\n")
+    serve = ("serve", str(core), "--port", "0", "--kv-memory", "4MiB")
+    says = ": the author's range of this core is 0.7 to 1; choose a value in it, or export the core with --sampling-ranges open"
+    for options, place in (
+        (("--temperature", "1.5"), "--temperature: 1.5"),
+        (("--config", str(tmp_path / "flare.toml")), f"{tmp_path}/flare.toml: [server] temperature: 0.2"),
+    ):
+        assert failed(flare(*serve, *options, stdin=subprocess.DEVNULL), 2) == f"flare: {place}{says}\n"
 
 
 SERVE = """

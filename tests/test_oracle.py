@@ -25,7 +25,7 @@ from flare.report import Laps
 from flare.runtime import Runtime
 from ignition.options import ISAS
 from ignition.oracle import summarise
-from tests.test_validate import changed, forge, forge_manifest, without_levels
+from tests.support.forged_cores import changed, forge, forge_weights, without_levels
 
 ROOT = Path(__file__).resolve().parent.parent
 BEST = runnable_isas(ISAS)[0]
@@ -230,13 +230,11 @@ def test_the_server_checks_itself_before_it_serves(core: Path) -> None:
         assert re.search(r"kernels \d+ ms, check \d+ ms$", report[1]) and report[2].startswith("serving "), report
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=30) == 0
-    weights = core / "weights.safetensors"
-    data = bytearray(weights.read_bytes())
-    data[-40_000] ^= 0x40
-    weights.write_bytes(data)
-    from flare.core.checksums import sha256_chunked
 
-    forge_manifest(core, lambda m: m["files"]["weights.safetensors"].update(hash=sha256_chunked(weights)))
+    def flip(data: bytearray) -> None:
+        data[-40_000] ^= 0x40
+
+    forge_weights(core, flip)
     with serve(core, "--verify", "--check") as process:
         _, errors = process.communicate(timeout=60)
     assert process.returncode == 1 and errors.count("\n") == 1 and errors.startswith("flare: oracle: "), errors

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -20,6 +19,7 @@ from flare.core.directory import open_core
 from flare.runtime import served_model
 from ignition.inspect import describe, render
 from ignition.validate import validate_core
+from tests.support.forged_cores import changed, forge, forge_manifest, forge_weights, graph, without_levels
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -27,34 +27,6 @@ ROOT = Path(__file__).resolve().parent.parent
 @pytest.fixture
 def core(tiny_core: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(tiny_core, tmp_path / "core"))
-
-
-def forge(core: Path, name: str, change: Any) -> None:
-    """Changes a file and every hash that covers it, so that only the meaning of the bytes can give it away."""
-    data = change((core / name).read_bytes())
-    (core / name).write_bytes(data)
-    manifest = json.loads((core / "core.json").read_bytes())
-    manifest["files"][name] = {"bytes": len(data), "hash": hashlib.sha256(data).hexdigest(), "chunked": False}
-    forge_manifest(core, lambda m: m.update(manifest))
-
-
-def forge_manifest(core: Path, change: Any) -> None:
-    manifest = json.loads((core / "core.json").read_bytes())
-    change(manifest)
-    data = (json.dumps(manifest, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode()
-    (core / "core.json").write_bytes(data)
-    (core / "core.sha256").write_text(f"{hashlib.sha256(data).hexdigest()}  core.json\n")
-
-
-def graph(change: Any) -> Any:
-    import msgpack
-
-    def apply(data: bytes) -> bytes:
-        content = msgpack.unpackb(data)
-        change(content)
-        return msgpack.packb(content)
-
-    return apply
 
 
 def longer(prompt: dict[str, Any]) -> dict[str, Any]:
@@ -168,20 +140,6 @@ def test_files_that_lie_behind_right_hashes(core: Path, name: str, change: Any, 
     assert "ended with" not in found[failed].detail, "refused by rule, not by accident"
 
 
-def changed(source: str, name: str, change: Any) -> Any:
-    """Changes one of a source's results wherever the token that follows is far from the likeliest, so that the results go on
-    to agree with each other; `compiled` is every library's."""
-
-    def apply(oracle: dict[str, Any]) -> None:
-        for prompt in oracle["prompts"]:
-            for found in prompt["compiled"].values() if source == "compiled" else [prompt[source]]:
-                for position, rank in enumerate(found["ranks"]):
-                    if rank > 30:
-                        found[name][position] = change(found[name][position])
-
-    return graph(apply)
-
-
 def next_down(value: float) -> float:
     return float(np.nextafter(np.float32(value), np.float32(-np.inf)))
 
@@ -209,12 +167,6 @@ def test_answers_that_are_not_the_stored_ones(core: Path, change: Any, says: str
     assert check.status == "failed" and says in check.detail, check
 
 
-def without_levels(core: Path) -> None:
-    """As if the export had run on a machine that could run none of the core's libraries but one that this one lacks."""
-    forge(core, "oracle.msgpack", graph(lambda o: [prompt["compiled"].clear() for prompt in o["prompts"]]))
-    forge_manifest(core, lambda m: m["oracle"].update(isas=[]))
-
-
 def test_a_level_that_the_export_did_not_run_is_held_to_the_reference(core: Path) -> None:
     without_levels(core)
     result = validate_core(core)
@@ -226,15 +178,13 @@ def test_a_level_that_the_export_did_not_run_is_held_to_the_reference(core: Path
 
 def test_one_bit_of_one_weight(core: Path) -> None:
     """The lowest bit of an output layer's element changes nothing that anybody would see, and is found."""
-    from flare.core.checksums import sha256_chunked
 
-    weights = core / "weights.safetensors"
-    data = bytearray(weights.read_bytes())
-    start = 8 + int.from_bytes(data[:8], "little")
-    first, _ = json.loads(data[8:start])["lm_head.weight"]["data_offsets"]
-    data[start + first] ^= 1
-    weights.write_bytes(data)
-    forge_manifest(core, lambda m: m["files"]["weights.safetensors"].update(hash=sha256_chunked(weights)))
+    def flip(data: bytearray) -> None:
+        start = 8 + int.from_bytes(data[:8], "little")
+        first, _ = json.loads(data[8:start])["lm_head.weight"]["data_offsets"]
+        data[start + first] ^= 1
+
+    forge_weights(core, flip)
     (check,) = (check for check in validate_core(core).checks if check.name == "oracle")
     assert check.status == "failed" and "positions differ in their bits" in check.detail
 
