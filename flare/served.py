@@ -30,8 +30,6 @@ class ServedModel:
     `shows_tools` says that the template shows the model its tools, `tool_arguments` is the form in which it takes
     the arguments of calls in a history, `default_system` what it says where a conversation has no system message,
     `continuation` what it puts behind an assistant's last message (None: such a message cannot be continued).
-    `max_top_logprobs` is how many natural alternatives a token's log probabilities come with at most, 0 in a core without any;
-    `explicit_ids` how many tokens a request may name for them, and `scores_prompts` says that prompts can have them too.
     `strict_tools` says what becomes of function schemas that ask to be enforced, `thinking_token_budget` is that of
     conversations which name none. `variables` are those that the template reads and a request may set, the thinking controls
     included. `decode_weight_bytes` is what one decode step reads of the weights, 0 where that is not
@@ -54,9 +52,6 @@ class ServedModel:
     thinking: Mapping[str, Any]
     inline_system: bool
     has_template: bool
-    max_top_logprobs: int = 0
-    explicit_ids: int = 0
-    scores_prompts: bool = False
     output: OutputSyntax = NO_SYNTAX
     opens_reasoning: bool = False
     shows_tools: bool = True

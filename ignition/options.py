@@ -10,7 +10,7 @@ from ignition.weights import OPTIONS as WEIGHT_OPTIONS
 ISAS = ("x86-64-v4", "x86-64-v3", "generic")
 TARGETS = ("cpu",)
 SCORED_ROWS = 64
-"""Tokens of a prompt that one step scores at least, where a step has as many: each takes a row of logits."""
+"""Tokens of prompts that one step scores, where it has as many: each takes a row of logits, beside one for each slot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +29,8 @@ class Options:
 
     @property
     def max_rows(self) -> int:
-        """Rows of logits of one step: one for each slot, and enough of a scored prompt to compute it in few steps."""
-        return max(self.slots, min(SCORED_ROWS, self.max_step_tokens)) if self.prompt_logprobs else self.slots
+        """Rows of logits of one step: one for each slot, and those of scored prompts, which so make nobody wait."""
+        return min(self.slots + SCORED_ROWS, self.max_step_tokens) if self.prompt_logprobs else self.slots
 
     def check(self) -> None:
         """Raises InputError naming the first option that is out of its bounds."""

@@ -64,7 +64,7 @@ def test_two_exports_are_equal_byte_for_byte(checkpoint: Path, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("slots", "step_tokens", "plain", "scoring"), [(2, 16, 2, 16), (32, 512, 32, 64), (80, 512, 80, 80), (1, 1, 1, 1)]
+    ("slots", "step_tokens", "plain", "scoring"), [(2, 16, 2, 16), (32, 512, 32, 96), (80, 99, 80, 99), (1, 1, 1, 1)]
 )
 def test_a_core_that_scores_prompts_has_rows_for_their_tokens(
     slots: int, step_tokens: int, plain: int, scoring: int
