@@ -15,9 +15,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from benchmarks import cold_start, contestants, machine, prompts, report, serving, steps
+from benchmarks import cold_start, contestants, machine, prompts, report, sampling, serving, steps
 
-PARTS = ("steps", "neighbour", "prompts", "serving", "cold_start")
+PARTS = ("steps", "neighbour", "sampling", "prompts", "serving", "cold_start")
 FORMATS = ("q4_1", "q4_0", "q8_0")
 
 
@@ -80,6 +80,10 @@ def run_neighbour(arguments: argparse.Namespace, files: dict[str, tuple[Path, Pa
     return steps.compare(step_sides(arguments, files), arguments.rounds, neighbour=True)
 
 
+def run_sampling(arguments: argparse.Namespace, files: dict[str, tuple[Path, Path]]) -> list[dict[str, Any]]:
+    return sampling.compare(arguments.rounds)
+
+
 def run_prompts(arguments: argparse.Namespace, files: dict[str, tuple[Path, Path]]) -> list[dict[str, Any]]:
     return prompts.compare(files["q4_1"][1], arguments.rounds)
 
@@ -95,6 +99,7 @@ def run_cold_start(arguments: argparse.Namespace, files: dict[str, tuple[Path, P
 PART_RUNNERS = {
     "steps": run_steps,
     "neighbour": run_neighbour,
+    "sampling": run_sampling,
     "prompts": run_prompts,
     "serving": run_serving,
     "cold_start": run_cold_start,
@@ -152,6 +157,7 @@ def document(arguments: argparse.Namespace, rows: dict[str, list[dict[str, Any]]
 TITLES = {
     "steps": "Steps, without a server",
     "neighbour": "One busy process beside it",
+    "sampling": "Choosing and scoring tokens, a row",
     "prompts": "A long conversation to token ids",
     "serving": "Servers under load",
     "cold_start": "Process start to first token",

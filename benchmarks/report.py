@@ -59,6 +59,19 @@ def prompts(rows: list[Row]) -> str:
     )
 
 
+def sampling(rows: list[Row]) -> str:
+    """A line for each setting: microseconds a row at each vocabulary, the median over rounds."""
+    vocabularies = unique(row["vocabulary"] for row in rows)
+    lines = [
+        "| | " + " | ".join(f"{size} tokens, µs" for size in vocabularies) + " |",
+        "|---" + "|---:" * len(vocabularies) + "|",
+    ]
+    for setting in unique(row["setting"] for row in rows):
+        cells = [f"{median(pick(rows, setting=setting, vocabulary=size), 'us'):.0f}" for size in vocabularies]
+        lines.append(f"| {setting} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def serving(rows: list[Row]) -> str:
     """A line for each number of clients, weight format and server; flare's has its ratio to the other on these bits."""
     headings = ["tokens/s", "times better", "first text, s", "95 %", "between texts, ms", "memory (PSS), MiB"]

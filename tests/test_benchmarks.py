@@ -59,6 +59,21 @@ def test_prompts_are_compared_within_a_round() -> None:
     assert report.prompts(rows).splitlines()[-1] == "| 3 | 30 | 150 | 500 | **3.00** (2.00-4.00) |"
 
 
+def test_sampling_s_medians_stand_under_their_vocabulary() -> None:
+    rows = [
+        {"vocabulary": size, "setting": setting, "round": number, "us": us * size + number}
+        for number in range(3)
+        for size in (10, 20)
+        for setting, us in (("greedy", 1), ("score", 2))
+    ]
+    assert report.sampling(rows).splitlines() == [
+        "| | 10 tokens, µs | 20 tokens, µs |",
+        "|---|---:|---:|",
+        "| greedy | 11 | 21 |",
+        "| score | 21 | 41 |",
+    ]
+
+
 def test_short_answers_show() -> None:
     short = clients.Seen(started=0.0, texts=[1.0], usage={"completion_tokens": 1})
     assert clients.summary([short], wall=1.0, new_tokens=4)["length_share"] == 0.25
