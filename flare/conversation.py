@@ -221,12 +221,14 @@ class Logprobed(msgspec.Struct, frozen=True):
     """Log probabilities of tokens that the next events of the choice make visible, or have made so; in order of the tokens.
 
     A token that ends the choice, and one that was forced, has none. `answers` says of each whether its text begins in
-    answer text: not in reasoning, a call or a delimiter.
+    answer text: not in reasoning, a call or a delimiter. `offsets` says where its text begins, in characters of all text of
+    the reply.
     """
 
     choice: int
     entries: list[TokenLogprobs]
     answers: list[bool]
+    offsets: list[int]
 
 
 class Text(msgspec.Struct, frozen=True, gc=False):

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 from flare import memory
 from flare.config import RuntimeSettings
-from flare.conversation import Conversation, Finished, GenerationRequest, RawPrompt, Timings
+from flare.conversation import Conversation, GenerationRequest, RawPrompt
 from flare.errors import CoreError, RequestError
 from flare.failures import log_failure
-from flare.generation import Answer, Listener
+from flare.generation import Answer, Choice, Listener, ScoredChoice, ScoredPrompt
 from flare.output import OutputSyntax, make_output, require
 from flare.prompting import Prompt, render_conversation
 from flare.report import Laps
@@ -220,15 +220,17 @@ class Runtime:
         `arrived_at` is when the request came, on the monotonic clock. `close` is called when `listener` cannot even take
         the answer's failure. Raises RequestError when the engine cannot take them all; none of them runs then.
         """
-        from flare.engine import Request
+        from flare.engine import Delivery, Request, StopCause
         from flare.text.detokenizer import Detokenizer
         from flare.text.stops import StopMatcher
 
         request = prepared.request
-        answer = Answer(self.engine, listener, arrived_at, close, observe=request.observe)
+        logprobs = request.logprobs is not None
+        answer = Answer(self.engine, listener, arrived_at, close, observe=request.observe, logprobs=logprobs)
         user_stops = request.stop_token_ids if request.ignore_eos else request.stop_token_ids - self.model.eos
         hidden = self.tokenizer.special_ids - self.model.output.spelled
-        unsent = []
+        unsent: list[Request] = []
+        scored: list[Choice] = []
         for index in range(prepared.choices):
             place = index // request.n
             prompt, limit = prepared.prompts[place], prepared.limits[place]
@@ -250,24 +252,25 @@ class Runtime:
                 output = machine()
                 if prepared.close_after is not None:
                     child.forced = closing(prepared.close_after, self.model.output, decoder, machine)
-            child.sink = answer.add(index, child, decoder(), stops, output, user_stops)
+            child.logprobs = request.logprobs
+            child.sink = choice = answer.add(index, child, decoder(), stops, output, user_stops)
             unsent.append(child)
+            if request.prompt_logprobs is not None:
+                if index % request.n == 0:
+                    child.score, scored = request.prompt_logprobs, []
+                    scores = ScoredPrompt(scored, len(prompt) - 1)
+                scored.append(choice)
+                if len(prompt) > 1:
+                    child.sink = ScoredChoice(choice, scores)
         try:
-            self.engine.submit(*(child for child in unsent if child.max_new_tokens != 0))
+            self.engine.submit(*(child for child in unsent if child.max_new_tokens != 0 or child.score is not None))
             for child in unsent:
-                if child.max_new_tokens == 0:
-                    self._finish_empty(child.sink)
+                if child.max_new_tokens == 0 and child.score is None:
+                    child.sink.receive(Delivery(child, [], StopCause.MAX_TOKENS))
         except Exception:
             answer.cancel()
             raise
         return answer
-
-    @staticmethod
-    def _finish_empty(choice: Any) -> None:
-        """Ends a choice that asked for no tokens; the engine never sees it."""
-        prompt_tokens = len(choice.request.prompt)
-        choice.answer.finished(Finished(choice.index, "", 0, "max_tokens", None, prompt_tokens, 0, 0, Timings()))
-        choice.ended = True
 
     def check_ready(self) -> None:
         """Raises RequestError (503) once no request is accepted any more."""

@@ -77,6 +77,7 @@ class DeepseekMachine:
         "_shown",
         "_stage",
         "_tail",
+        "_unshown",
         "reasoning_tokens",
     )
 
@@ -102,6 +103,7 @@ class DeepseekMachine:
         self._arguments: ObjectReader | None = None  # of the call that has begun and is not complete
         self._stage: Literal["reasoning", "answer", "calls", "over"] = "reasoning" if opens_reasoning else "answer"
         self._tail = ""  # the latest text, as far as a tag may have begun in it
+        self._unshown = ""  # answer text that the parser holds back, and what it drops of it
         self._opened = False  # a tag has been opened, and no call has begun with it
         self._room = Room()
         self._flows: Literal["text", "reasoning"] | None = None  # as what the parser passes on text that holds no tag
@@ -112,6 +114,10 @@ class DeepseekMachine:
     @property
     def reasoning_open(self) -> bool:
         return self._stage == "reasoning"
+
+    @property
+    def undecided(self) -> int:
+        return len(self._unshown)
 
     def push(self, token: int, text: str) -> Iterable[Piece]:
         flows = self._flows
@@ -127,12 +133,14 @@ class DeepseekMachine:
 
     def _push(self, token: int, text: str) -> Iterator[Piece]:
         self._shown = False
+        left = len(text)
         if token == self._close_token and not text.endswith(_REASONED):
             text += _REASONED  # a special token, whose spelling is left out of the text
         for part in _PARTS.findall(text):
             self._follow(part)
             self._flows = None
-            yield from self._pieces(self._parser.push(self._chunk(part)), part)
+            left = max(0, left - len(part))
+            yield from self._pieces(self._parser.push(self._chunk(part)), part, left)
         if self._shown:
             self.reasoning_tokens += self._pending + (token >= 0)
             self._pending = 0
@@ -147,7 +155,7 @@ class DeepseekMachine:
         cut, self._shown = self._arguments is not None, False
         events = self._parser.finish()
         if not cut:
-            yield from self._pieces(events, "")
+            yield from self._pieces(events, "", 0)
         if self._shown:
             self.reasoning_tokens += self._pending
         if natural and (cut or self._opened):
@@ -155,8 +163,8 @@ class DeepseekMachine:
         if self._rules is not None:
             self._rules.end()
 
-    def _pieces(self, events: Iterable[Any], part: str) -> Iterator[Piece]:
-        """Makes pieces of the events that a part of the text brought."""
+    def _pieces(self, events: Iterable[Any], part: str, left: int) -> Iterator[Piece]:
+        """Makes pieces of the events that a part of the text brought; `left` characters of the text come behind it."""
         for event in events:
             found = msgspec.json.decode(event.to_json(), type=_Event)
             block, delta = found.content_block, found.delta
@@ -170,12 +178,14 @@ class DeepseekMachine:
             passed_on = delta.thinking or delta.text
             if passed_on and passed_on.endswith(part) and _is_plain(part):
                 self._flows = "reasoning" if delta.thinking else "text"
+            if passed_on and (at := self._unshown.find(passed_on)) >= 0:
+                self._unshown = self._unshown[at + len(passed_on) :]
             if delta.thinking:
                 self._shown = True
                 yield Piece("reasoning", delta.thinking)
             elif delta.text:
                 if self._rules is None or self._rules.shows_text:
-                    yield Piece("text", delta.text)
+                    yield Piece("text", delta.text, behind=len(self._unshown) + left)
             elif delta.partial_json:
                 yield from self._argument(delta.partial_json, closes=part == _BAR)
 
@@ -204,13 +214,15 @@ class DeepseekMachine:
         text = self._tail + part
         if self._stage == "reasoning" and _REASONED in text:
             self._stage = "answer"
-            text = text.partition(_REASONED)[2]
+            part = text = text.partition(_REASONED)[2]
         if text.endswith(_OPENING) and self._rules is not None:
-            self._stage, self._opened = "calls", True
+            self._stage, self._opened, self._unshown = "calls", True, ""
         elif self._stage == "calls" and any(tag in text for tag in _CLOSING):
             if self._opened:
                 raise malformed("a tag that opens nothing")
             self._stage = "over"
+        if self._stage == "answer":
+            self._unshown += part
         self._tail = text[1 - _LONGEST :]
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Literal
 
+from flare.output.blanks import Blanks
 from flare.output.faults import cut_off
 from flare.output.interface import OutputSyntax, Piece
 from flare.output.markers import Markers
@@ -28,6 +29,8 @@ class FramedMachine:
         self._kind: Literal["text", "reasoning"] | None = None
         """What text is shown as in the present state, None where it is not shown."""
         self._held = ""  # the beginning of a marker, perhaps
+        self._blank = Blanks()  # white space outside of frames, where it may yet be answer text
+        self._taken = 0  # characters, but for texts that were shown as they are: while some are blank all are counted
         self._shown = False  # the token made reasoning visible
         self._pending = 0  # tokens within reasoning that are part of a frame, perhaps
         self.reasoning_tokens = 0
@@ -35,6 +38,10 @@ class FramedMachine:
     @property
     def reasoning_open(self) -> bool:
         return self._kind == "reasoning"
+
+    @property
+    def undecided(self) -> int:
+        return self._taken - self._blank.start if self._blank else self._undecided()
 
     def push(self, token: int, text: str) -> Iterable[Piece]:
         kind = self._kind
@@ -56,7 +63,7 @@ class FramedMachine:
         self._shown = False
         held, self._held = self._held, ""
         if held and self._kind is not None:  # where no text is shown, it is a marker that was cut
-            yield from self._text(held)
+            yield from self._text(held, 0)
         yield from self._end()
         if self._shown:
             self.reasoning_tokens += self._pending
@@ -65,12 +72,12 @@ class FramedMachine:
         if self._rules is not None:
             self._rules.end()
 
-    def _marker(self, marker: str) -> Iterator[Piece]:
-        """Takes a marker."""
+    def _marker(self, marker: str, behind: int) -> Iterator[Piece]:
+        """Takes a marker; `behind` is how many characters of what came are behind it."""
         raise NotImplementedError
 
-    def _text(self, text: str) -> Iterator[Piece]:
-        """Takes text between markers, any part of it."""
+    def _text(self, text: str, behind: int) -> Iterator[Piece]:
+        """Takes text between markers, any part of it; `behind` is as in `Piece`."""
         raise NotImplementedError
 
     def _end(self) -> Iterator[Piece]:
@@ -91,16 +98,17 @@ class FramedMachine:
 
     def _push(self, token: int, text: str) -> Iterator[Piece]:
         self._shown = False
+        self._taken += len(text)
         within = self._kind == "reasoning"
         if not self._tokens:
             yield from self._read(text)
         elif token in self._tokens and (marker := self._markers.at_end(text)):
             if before := text.removesuffix(marker):
-                yield from self._text(before)
+                yield from self._text(before, len(marker))
             within = False
-            yield from self._marker(marker)
+            yield from self._marker(marker, 0)
         elif text:
-            yield from self._text(text)
+            yield from self._text(text, 0)
         if token >= 0:
             self._count(text, within and self._kind == "reasoning")
 
@@ -110,13 +118,13 @@ class FramedMachine:
         at = 0
         while (found := self._markers.search(data, at)) is not None:
             if at < found.start():
-                yield from self._text(data[at : found.start()])
+                yield from self._text(data[at : found.start()], len(data) - found.start())
             at = found.end()
-            yield from self._marker(found[0])
+            yield from self._marker(found[0], len(data) - at)
         certain = self._markers.certain(data, at)
         self._held = data[certain:]
         if at < certain:
-            yield from self._text(data[at:certain])
+            yield from self._text(data[at:certain], len(data) - certain)
 
     def _count(self, text: str, within: bool) -> None:
         """Counts a token as reasoning if it showed some, or was `within` it and is no part of a frame."""
@@ -130,10 +138,10 @@ class FramedMachine:
         elif self._shown or within:
             self.reasoning_tokens += 1
 
-    def _show(self, text: str) -> Iterator[Piece]:
+    def _show(self, text: str, behind: int) -> Iterator[Piece]:
         """Shows text as the present state does."""
         if self._kind == "reasoning":
             self._shown = True
             yield Piece("reasoning", text)
         elif self._kind == "text" and (self._rules is None or self._rules.shows_text):
-            yield Piece("text", text)
+            yield Piece("text", text, behind=behind)

@@ -31,11 +31,15 @@ class OutputSyntax(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Piece(NamedTuple):
-    """A part of an answer in order. `text` for the first two kinds, `call` for the third."""
+    """A part of an answer in order. `text` for the first two kinds, `call` for the third.
+
+    A "text" is a part of what the machine was given, without a gap: `behind` is how many characters of that came behind it.
+    """
 
     kind: Literal["text", "reasoning", "call"]
     text: str = ""
     call: ToolCall | None = None
+    behind: int = 0
 
 
 class Output(Protocol):
@@ -52,6 +56,12 @@ class Output(Protocol):
     def reasoning_open(self) -> bool:
         """Whether the reasoning that the reply began with is certain to be open: neither has a delimiter closed it, nor may a
         call have begun. What is held back as the mere beginning of a marker belongs to it."""
+        ...
+
+    @property
+    def undecided(self) -> int:
+        """How many characters at the end of what it was given may yet be answer text, as of the last piece that was taken. What
+        comes before them, and was no piece of text, never will be."""
         ...
 
     def push(self, token: int, text: str) -> Iterable[Piece]:

@@ -46,10 +46,9 @@ class KimiMachine(FramedMachine):
         self._left = 0  # characters that the tag may still have
         self._call: XtmlCall | None = None
         self._called = False  # the tools channel has had a call
-        self._blank: list[str] = []  # white space outside of channels
         self._move("think" if opens_reasoning else "response")
 
-    def _marker(self, marker: str) -> Iterator[Piece]:
+    def _marker(self, marker: str, behind: int) -> Iterator[Piece]:
         if self._place == "ended":
             return
         if self._tag is not None:
@@ -66,7 +65,7 @@ class KimiMachine(FramedMachine):
             self._tag, self._opens, self._left = [], marker == OPEN, MAX_TAG
             self._kind = None
 
-    def _text(self, text: str) -> Iterator[Piece]:
+    def _text(self, text: str, behind: int) -> Iterator[Piece]:
         if self._tag is not None:
             self._left -= len(text)
             if self._left < 0:
@@ -75,13 +74,14 @@ class KimiMachine(FramedMachine):
         elif self._call is not None:
             self._call.take_text(text)
         elif self._place == "outside":
-            self._blank.append(text)
+            self._blank.add(text, self._taken - behind)
             if not text.isspace():
-                text = "".join(self._blank)
+                runs = self._blank.take()
                 self._move("response")
-                yield from self._show(text)
+                for part, end in runs:
+                    yield from self._show(part, self._taken - end)
         elif self._kind is not None:
-            yield from self._show(text)
+            yield from self._show(text, behind)
         elif self._place == "tools" and self._rules is not None and not text.isspace():
             raise OutputError("the model wrote text between its tool calls")
 

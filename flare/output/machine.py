@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator
 
+from flare.output.blanks import Blanks
 from flare.output.faults import cut_off
 from flare.output.interface import CallReader, OutputSyntax, Piece
 from flare.output.markers import marker_set
@@ -46,6 +47,7 @@ class Machine:
         "_reasoning_markers",
         "_rules",
         "_shown",
+        "_taken",
         "_trim",
         "_whole",
         "reasoning_tokens",
@@ -73,7 +75,8 @@ class Machine:
         self._reader: CallReader | None = None
         self._held = ""  # the beginning of a marker, perhaps
         self._fresh = True  # nothing but white space since the last delimiter or call
-        self._blank: list[str] = []  # that white space, where it may yet be answer text
+        self._blank = Blanks()  # that white space, where it may yet be answer text
+        self._taken = 0  # characters, but for texts that were shown as they are: while some are blank all are counted
         self._divided = self._reasoning  # the answer has had reasoning or a call
         self._trim = False  # the answer's next text follows a delimiter
         self._whole = True  # there has been one part only
@@ -85,6 +88,15 @@ class Machine:
     @property
     def reasoning_open(self) -> bool:
         return self._reasoning and self._whole and self._reader is None
+
+    @property
+    def undecided(self) -> int:
+        if self._blank:
+            return self._taken - self._blank.start
+        reader = self._reader
+        if reader is not None:
+            return 0 if reader.within else len(reader.held)
+        return len(self._held)
 
     def push(self, token: int, text: str) -> Iterable[Piece]:
         if (
@@ -113,25 +125,27 @@ class Machine:
             # Else what the reader holds is a cut closer, see `CallReader`.
         elif self._held:
             held, self._held = self._held, ""
-            yield from self._show(held)
+            yield from self._show(held, 0)
             self.reasoning_tokens += self._pending
-        if not self._divided and self._blank:
-            yield from self._answer("".join(self._blank))
+        if not self._divided:
+            yield from self._show_blank(trim=False)
         if self._rules is not None:
             self._rules.end()
 
     def _push(self, token: int, text: str) -> Iterator[Piece]:
         self._shown = False
+        self._taken += len(text)
         within = self._reasoning
         if token >= 0 and token in (self._open_token, self._close_token) and not (self._reader and self._reader.within):
             marker = self._open if token == self._open_token else self._close
             assert marker is not None
             before = text.removesuffix(marker)
-            yield from self._read(before)
-            yield from self._release()
-            yield from self._delimit(marker, text[len(before) :])
+            rest = len(text) - len(before)
+            yield from self._read(before, rest)
+            yield from self._release(rest)
+            yield from self._delimit(marker, text[len(before) :], 0)
         elif text:
-            yield from self._read(text)
+            yield from self._read(text, 0)
         if token >= 0:
             self._count(text, within and self._reasoning)
 
@@ -148,31 +162,33 @@ class Machine:
         elif self._shown or within:
             self.reasoning_tokens += 1
 
-    def _read(self, text: str) -> Iterator[Piece]:
+    def _read(self, text: str, rest: int) -> Iterator[Piece]:
+        """Takes text; `rest` is how many characters of the token's come behind it."""
         data, self._held = self._held + text, ""
         at = 0
         while at < len(data):
             if self._reader is not None:
-                data, at = yield from self._read_call(self._reader, data, at)
+                data, at = yield from self._read_call(self._reader, data, at, rest)
                 continue
             found = self._markers.search(data, at)
             if found is None:
                 certain = self._markers.certain(data, at)
                 shown, self._held = data[at:certain], data[certain:]
-                yield from self._show(shown)
+                yield from self._show(shown, len(data) - certain + rest)
                 return
-            yield from self._show(data[at : found.start()])
+            yield from self._show(data[at : found.start()], len(data) - found.start() + rest)
             at = found.end()
+            behind = len(data) - at + rest
             marker = found[0]
             if marker == self._open or marker == self._close:
-                yield from self._delimit(marker, marker)
+                yield from self._delimit(marker, marker, behind)
             elif marker in self._first and not self._fresh:
-                yield from self._show(marker)
+                yield from self._show(marker, behind)
             else:
                 assert self._calls is not None
                 self._reader = self._calls.reader(marker)
 
-    def _read_call(self, reader: CallReader, data: str, at: int) -> Generator[Piece, None, tuple[str, int]]:
+    def _read_call(self, reader: CallReader, data: str, at: int, rest: int) -> Generator[Piece, None, tuple[str, int]]:
         """Feeds the reader once. Returns the data and the place in it to go on from."""
         assert self._rules is not None
         said, at = reader.feed(data, at)
@@ -186,20 +202,20 @@ class Machine:
         elif said == "text":
             self._reader = None
             held, certain = reader.held, reader.certain
-            yield from self._show(held[:certain])
             again = len(held) - certain
+            yield from self._show(held[:certain], len(data) - at + again + rest)
             # What is looked at again is mostly in this data, right before; else it came before this data.
             return (data, at - again) if again <= at else (held[certain:] + data[at:], 0)
         return data, at
 
-    def _release(self) -> Iterator[Piece]:
-        """Shows what a token that is a delimiter leaves undecided for ever."""
+    def _release(self, behind: int) -> Iterator[Piece]:
+        """Shows what a token that is a delimiter, of `behind` characters, leaves undecided for ever."""
         held, self._held = self._held, ""
         if self._reader is not None:
             held, self._reader = self._reader.held, None
-        yield from self._show(held)
+        yield from self._show(held, behind)
 
-    def _delimit(self, marker: str, spelling: str) -> Iterator[Piece]:
+    def _delimit(self, marker: str, spelling: str, behind: int) -> Iterator[Piece]:
         """Takes a delimiter. `spelling` is what it is where it turns out to be text."""
         opens = marker == self._open
         if opens != self._reasoning:
@@ -207,7 +223,7 @@ class Machine:
         elif self._fresh:
             self._trim = True
         else:
-            yield from self._show(spelling)
+            yield from self._show(spelling, behind)
 
     def _divide(self, *, reasoning: bool, trim: bool) -> None:
         """Begins a new part of the answer."""
@@ -219,12 +235,12 @@ class Machine:
         self._breaks = 0
         self._blank.clear()
 
-    def _show(self, text: str) -> Iterator[Piece]:
-        """Shows text of the present part, as far as it is certain that it counts."""
+    def _show(self, text: str, behind: int) -> Iterator[Piece]:
+        """Shows text of the present part, as far as it is certain that it counts; `behind` is as in `Piece`."""
         if not text:
             return
         if not self._reasoning:
-            yield from self._show_answer(text)
+            yield from self._show_answer(text, behind)
             return
         if self._fresh:
             text = text.lstrip("\n")
@@ -240,19 +256,24 @@ class Machine:
         else:
             self._breaks = breaks + more
 
-    def _show_answer(self, text: str) -> Iterator[Piece]:
-        if self._fresh:
-            self._blank.append(text)
-            if not text.strip():
-                return
+    def _show_answer(self, text: str, behind: int) -> Iterator[Piece]:
+        if not self._fresh:
+            yield from self._answer(text, behind)
+            return
+        self._blank.add(text, self._taken - behind)
+        if text.strip():
             self._fresh = False
-            text = "".join(self._blank)
-            self._blank.clear()
-            if self._trim:
-                text = text.lstrip("\n")
-        if text:
-            yield from self._answer(text)
+            yield from self._show_blank(trim=self._trim)
 
-    def _answer(self, text: str) -> Iterator[Piece]:
+    def _show_blank(self, *, trim: bool) -> Iterator[Piece]:
+        """Shows what was blank, `trim` without the line breaks that it begins with."""
+        for text, end in self._blank.take():
+            if trim:
+                text = text.lstrip("\n")
+            if text:
+                trim = False
+                yield from self._answer(text, self._taken - end)
+
+    def _answer(self, text: str, behind: int) -> Iterator[Piece]:
         if self._rules is None or self._rules.shows_text:
-            yield Piece("text", text)
+            yield Piece("text", text, behind=behind)

@@ -51,24 +51,24 @@ class MuseMachine(FramedMachine):
         super().__init__(syntax, marker_set(*MARKERS), rules)
         self._tools = tools
         self._reader: AtemReader | None = None  # of a message that is a call
-        self._blank: list[str] = []  # white space outside of messages
         self._header = ""  # what has come of a header; within a message, what may be one that lacks its `<|start|>`
         self._edge = True  # such a header may begin here
         self._place: Place
         self._move("reasoning" if opens_reasoning else "answer" if continues else "outside")
 
-    def _marker(self, marker: str) -> Iterator[Piece]:
+    def _marker(self, marker: str, behind: int) -> Iterator[Piece]:
         if self._place == "ended":
             return
+        behind += len(marker)
         if marker == MESSAGE:
-            yield from self._open()
+            yield from self._open(behind)
             return
         if self._place not in ("header", "outside"):
-            yield from self._release()
+            yield from self._release(behind)
             self._close()
         self._move("header" if marker == START else "outside" if marker == EOM else "ended")
 
-    def _text(self, text: str) -> Iterator[Piece]:
+    def _text(self, text: str, behind: int) -> Iterator[Piece]:
         if self._place == "header":
             self._header += text
             if len(self._header) > MAX_HEADER:
@@ -76,18 +76,19 @@ class MuseMachine(FramedMachine):
         elif self._place == "outside":
             if not self._header:
                 written, text = text, text.lstrip()
-                self._blank.append(written[: len(written) - len(text)])
+                if len(text) < len(written):
+                    self._blank.add(written[: len(written) - len(text)], self._taken - behind - len(text))
             self._header += text
             if not _may_be_header(self._header):
-                text = "".join((*self._blank, self._header))
+                text = "".join((*(part for part, _ in self._blank.take()), self._header))
                 self._move("answer")
-                yield from self._read_body(text)
+                yield from self._read_body(text, behind)
         elif self._place != "ended":
-            yield from self._read_body(text)
+            yield from self._read_body(text, behind)
 
     def _end(self) -> Iterator[Piece]:
         if self._place not in ("header", "outside"):
-            yield from self._release()
+            yield from self._release(0)
 
     def _cut(self) -> bool:
         return self._reader is not None and self._reader.incomplete
@@ -101,15 +102,15 @@ class MuseMachine(FramedMachine):
         self._edge = text[-1] in SPACE
         return True
 
-    def _open(self) -> Iterator[Piece]:
-        """Begins the text of a message."""
+    def _open(self, behind: int) -> Iterator[Piece]:
+        """Begins the text of a message; `behind` is how many characters came since its header."""
         if self._place in ("header", "outside") or self._header.startswith(_TO):
             recipient = _recipient(self._header)
             if recipient is None and self._place == "outside":
                 recipient = ""  # the beginning of a word
             self._close()
         else:
-            yield from self._release()
+            yield from self._release(behind)
             return
         if recipient is None:
             self._move("ended")
@@ -127,25 +128,25 @@ class MuseMachine(FramedMachine):
             raise OutputError("the model ended a message to a tool without a whole tool call")
         self._reader = None
 
-    def _read_body(self, text: str) -> Iterator[Piece]:
+    def _read_body(self, text: str, behind: int) -> Iterator[Piece]:
         """Takes text of a message; what may be the next header is held back."""
         data = self._header + text
         at = _word_at(data, self._edge)
         self._header = data[at:]
         self._edge = at < len(data) or data[-1] in SPACE
         if at:
-            yield from self._body(data[:at])
+            yield from self._body(data[:at], behind + len(data) - at)
 
-    def _release(self) -> Iterator[Piece]:
+    def _release(self, behind: int) -> Iterator[Piece]:
         """Takes for text what could have been a header."""
         held, self._header = self._header, ""
         if held:
             self._edge = False
-            yield from self._body(held)
+            yield from self._body(held, behind)
 
-    def _body(self, text: str) -> Iterator[Piece]:
+    def _body(self, text: str, behind: int) -> Iterator[Piece]:
         if self._reader is None:
-            yield from self._show(text)
+            yield from self._show(text, behind)
             return
         assert self._rules is not None
         at = 0

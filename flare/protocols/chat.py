@@ -9,10 +9,12 @@ from msgspec import Meta
 
 from flare.conversation import Conversation, GenerationRequest
 from flare.errors import RequestError
+from flare.logprobs import LogprobsWanted
 from flare.protocols import fields as shared
+from flare.protocols import logprob_fields
 from flare.protocols.chat_messages import ChatMessage, decode_message
 from flare.protocols.chat_tools import OfferedTool, ToolChoice, decode_tools
-from flare.protocols.chunks import ChunkEncoder, ChunkFormat
+from flare.protocols.chunks import ChunkEncoder, ChunkFormat, EntryLists
 from flare.protocols.decoding import decode_body
 from flare.protocols.encoding import (
     Observations,
@@ -20,10 +22,12 @@ from flare.protocols.encoding import (
     context_object,
     error_object,
     finish_reason,
+    prompt_member,
     timings_object,
     total_usage,
 )
 from flare.protocols.endpoint import Collected, Decoded, Outcome, Response, encode_json
+from flare.protocols.logprob_encoding import entry_list
 from flare.protocols.refusals import no_template
 from flare.protocols.thinking import decode_thinking
 from flare.served import ServedModel
@@ -42,6 +46,8 @@ class ChatRequest(shared.CommonFields, kw_only=True):
     continue_final_message: bool | None = None
     return_token_timestamps: bool | None = None
     thinking_token_budget: shared.PositiveTokens | None = None
+    logprobs: bool | None = None
+    top_logprobs: logprob_fields.Alternatives | None = None
 
     audio: Any = None
     chat_template: Any = None
@@ -52,7 +58,6 @@ class ChatRequest(shared.CommonFields, kw_only=True):
     modalities: Any = None
     moderation: Any = None
     prediction: Any = None
-    top_logprobs: Any = None
     verbosity: Any = None
     web_search_options: Any = None
 
@@ -68,7 +73,6 @@ UNBUILT = {name: neutral for name, neutral in shared.UNBUILT.items() if name != 
     "modalities": (["text"],),
     "moderation": (),
     "prediction": (),
-    "top_logprobs": (0,),
     "verbosity": ("medium",),
     "web_search_options": (),
 }
@@ -109,7 +113,10 @@ class ChatCompletions:
             tools=decode_tools(request.tools, request.tool_choice, request.parallel_tool_calls, model),
             variables=asked.variables,
         )
-        observations = Observations(request.return_token_ids or False, request.return_token_timestamps or False)
+        prompt_logprobs = logprob_fields.prompt_wanted(request.prompt_logprobs, model, stream=request.stream or False)
+        observations = Observations(
+            request.return_token_ids or False, request.return_token_timestamps or False, prompt_logprobs
+        )
         return shared.decoded(
             request,
             GenerationRequest(
@@ -124,23 +131,28 @@ class ChatCompletions:
                 stop_token_sequences=token_stops.sequences,
                 ignore_eos=request.ignore_eos or False,
                 budget=shared.thinking_budget(request.thinking_token_budget, model),
+                logprobs=_logprobs(request, model),
+                prompt_logprobs=prompt_logprobs,
                 observe=bool(observations),
             ),
             observations,
         )
 
     def admit(self, prompt_tokens: int, decoded: Decoded, model: ServedModel) -> None:
-        """Takes any prompt that fits the context, which bounds the answer."""
+        """Takes any prompt that fits the context, which bounds the answer; one that is scored has a limit of its own."""
+        # Its choices share one list.
+        logprob_fields.check_size(prompt_tokens, 1, decoded.generation.prompt_logprobs, "prompt_logprobs")
 
     def encode(self, response: Response, collected: Collected) -> bytes:
         outcomes = collected.outcomes()
         ends = [outcome.end for outcome in outcomes]
         shows: Observations = response.decoded.details
+        logprobs = response.decoded.generation.logprobs is not None
         choices = [
             {
                 "index": index,
                 "message": _message(outcome),
-                "logprobs": None,
+                "logprobs": {"content": entry_list(response.spelling, outcome.entries)} if logprobs else None,
                 "finish_reason": finish_reason(outcome.end),
                 "stop_reason": outcome.end.cause,
                 **shows.members(outcome.ids, outcome.times, response.arrived_at),
@@ -156,6 +168,7 @@ class ChatCompletions:
                 "system_fingerprint": response.model.fingerprint,
                 "choices": choices,
                 **({"prompt_token_ids": response.prompts[0]} if shows.ids else {}),
+                **prompt_member(response, outcomes[0]),
                 "usage": total_usage(ends, response.decoded.generation.n, chat=True),
                 "flare_context": context_object(ends, response.model),
                 "timings": timings_object(ends),
@@ -166,7 +179,17 @@ class ChatCompletions:
         return error_object(error)
 
     def stream(self, response: Response) -> ChunkEncoder:
-        return ChunkEncoder(response, CHUNKS)
+        return ChunkEncoder(response, CHUNKS, EntryLists(response))
+
+
+def _logprobs(request: ChatRequest, model: ServedModel) -> LogprobsWanted | None:
+    """Returns what is wanted for each token. Raises RequestError, also for alternatives without log probabilities."""
+    if not request.logprobs and request.top_logprobs:
+        text = f"top_logprobs: {request.top_logprobs} alternatives of no log probabilities; send logprobs: true with it"
+        raise RequestError(text, param="top_logprobs")
+    count = (request.top_logprobs or 0) if request.logprobs else None
+    field = "top_logprobs" if request.top_logprobs and model.max_top_logprobs else "logprobs"
+    return logprob_fields.wanted(count, field, request.logprob_token_ids, model, switch="logprobs: true")
 
 
 def _continues(request: ChatRequest, model: ServedModel) -> bool:

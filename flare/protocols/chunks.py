@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from flare.conversation import Called, Event, Failed, Finished, Observed, Reasoning, Text
+from flare.conversation import Called, Event, Failed, Finished, Logprobed, Observed, Reasoning, Scored, Text
+from flare.logprobs import TokenLogprobs
 from flare.protocols.encoding import (
     Observations,
     call_object,
@@ -18,9 +19,10 @@ from flare.protocols.encoding import (
     usage_object,
 )
 from flare.protocols.endpoint import Response, encode_json
+from flare.protocols.logprob_encoding import Columns, entry_list
 
 DONE = b"data: [DONE]\n\n"
-NOT_FINISHED = b',"logprobs":null,"finish_reason":null'
+NO_LOGPROBS, NO_FINISH = b',"logprobs":null', b',"finish_reason":null'
 
 
 def frame(value: Any) -> bytes:
@@ -48,17 +50,79 @@ class ChunkFormat:
     call: bytes = b""
 
 
+class EntryLists:
+    """Log probabilities of the choices of Chat Completions that have come since their last chunks."""
+
+    def __init__(self, response: Response) -> None:
+        self._spelling = response.spelling
+        self._entries: dict[int, list[TokenLogprobs]] = {}
+
+    def add(self, event: Logprobed) -> None:
+        self._entries.setdefault(event.choice, []).extend(event.entries)
+
+    def add_prompt(self, event: Scored) -> None:
+        """A stream does not show them."""
+
+    def due(self, choice: int) -> bool:
+        """Whether a choice has some to be taken."""
+        return choice in self._entries
+
+    def end(self, choice: int) -> None:
+        """Nothing comes for a choice any more."""
+
+    def take(self, choice: int) -> dict[str, Any] | None:
+        """Returns the `logprobs` of the choice's next chunk."""
+        entries = self._entries.pop(choice, None)
+        return None if entries is None else {"content": entry_list(self._spelling, entries)}
+
+
+class ColumnLists:
+    """As `EntryLists`, for Completions: those of an echoed prompt come before the choice's own."""
+
+    def __init__(self, response: Response) -> None:
+        generation = response.decoded.generation
+        choices = generation.n * len(generation.prompts) if generation.logprobs is not None else 0
+        self._columns = [columns_of(response, choice) for choice in range(choices)]
+
+    def add(self, event: Logprobed) -> None:
+        self._columns[event.choice].add(event.entries, event.offsets)
+
+    def add_prompt(self, event: Scored) -> None:
+        self._columns[event.choice].add_prompt(event.entries)
+
+    def due(self, choice: int) -> bool:
+        return bool(self._columns) and bool(self._columns[choice])
+
+    def end(self, choice: int) -> None:
+        if self._columns:
+            self._columns[choice].begin()
+
+    def take(self, choice: int) -> dict[str, Any] | None:
+        return self._columns[choice].take() if self.due(choice) else None
+
+
+def columns_of(response: Response, choice: int) -> Columns:
+    """Returns the empty columns of a choice that has log probabilities."""
+    generation = response.decoded.generation
+    place = choice // generation.n
+    echoed = response.echoed[place] if response.decoded.echo else None
+    assert generation.logprobs is not None
+    return Columns(response.spelling, response.prompts[place], echoed, generation.logprobs.alternatives)
+
+
 class ChunkEncoder:
     """Events to the chunks of a Chat Completions or Completions stream.
 
     What does not change between the chunks of a choice is encoded once; a token costs one escaped string and two joins.
-    Observed tokens go with the next chunk of their choice; an event that shows nothing else makes a chunk for them.
+    Observed tokens and log probabilities go with the next chunk of their choice; an event that shows nothing else makes a
+    chunk for them. Those of an echoed prompt have chunks of their own.
     """
 
-    def __init__(self, response: Response, format: ChunkFormat) -> None:
+    def __init__(self, response: Response, format: ChunkFormat, logprobs: EntryLists | ColumnLists) -> None:
         decoded = response.decoded
         self.response = response
         self.format = format
+        self.logprobs = logprobs
         self.shows: Observations = decoded.details
         self.include_usage = decoded.include_usage
         self.continuous = decoded.include_usage and decoded.continuous_usage
@@ -85,8 +149,10 @@ class ChunkEncoder:
         self.heads = [b"%b%d," % (before, index) for index in range(choices)]
         self.texts = [head + format.text for head in self.heads]
         self.reasonings = [head + format.reasoning for head in self.heads]
-        tail = format.close + NOT_FINISHED + b"}]" + (b',"usage":null}\n\n' if self.include_usage else b"}\n\n")
-        self.tail: bytes | None = None if self.continuous or self.shows else tail
+        tail = format.close + NO_LOGPROBS + NO_FINISH + b"}]"
+        tail += b',"usage":null}\n\n' if self.include_usage else b"}\n\n"
+        varies = self.continuous or self.shows or decoded.generation.logprobs is not None
+        self.tail: bytes | None = None if varies else tail
 
     def encode(self, event: Event) -> bytes:
         """Returns the frames of one event; empty when it shows nothing."""
@@ -104,6 +170,12 @@ class ChunkEncoder:
             return b""
         if type(event) is Finished:
             return self._finish(event)
+        if type(event) is Logprobed:
+            self.logprobs.add(event)
+            return b""
+        if type(event) is Scored:
+            self.logprobs.add_prompt(event)
+            return self._nothing(event.choice)
         assert type(event) is Failed
         self.ended = True
         return frame(error_object(event.error))
@@ -113,9 +185,13 @@ class ChunkEncoder:
         begin = self._count(event)
         if event.text:
             return begin + heads[index] + encode_json(event.text) + (self.tail or self._tail(index))
-        if self.observed[index][0]:
-            return begin + self._chunk({"index": index, **self.format.nothing, "logprobs": None, "finish_reason": None})
+        if self.observed[index][0] or self.logprobs.due(index):
+            return begin + self._nothing(index)
         return begin
+
+    def _nothing(self, index: int) -> bytes:
+        """Returns a chunk without text."""
+        return self._chunk({"index": index, **self.format.nothing, "logprobs": None, "finish_reason": None})
 
     def _call(self, event: Called) -> bytes:
         index = event.choice
@@ -130,6 +206,7 @@ class ChunkEncoder:
         frames = self._count(event)
         self.ends[index] = event
         self.open -= 1
+        self.logprobs.end(index)
         if event.text:
             frames += self.texts[index] + encode_json(event.text) + (self.tail or self._tail(index))
         choice = {
@@ -171,7 +248,8 @@ class ChunkEncoder:
 
     def _chunk(self, choice: dict[str, Any], more: Mapping[str, Any] | None = None) -> bytes:
         """Returns a chunk with what was observed."""
-        return self._frame({**choice, **self._observations(choice["index"])}, more or {})
+        index = choice["index"]
+        return self._frame({**choice, "logprobs": self.logprobs.take(index), **self._observations(index)}, more or {})
 
     def _frame(self, choice: Mapping[str, Any], more: Mapping[str, Any]) -> bytes:
         chunk = {**self.envelope, "choices": [choice], **more}
@@ -181,7 +259,8 @@ class ChunkEncoder:
 
     def _tail(self, index: int) -> bytes:
         """Returns the end of a chunk with what was observed and counted so far."""
-        tail = self.format.close + NOT_FINISHED
+        logprobs = self.logprobs.take(index)
+        tail = self.format.close + (NO_LOGPROBS if logprobs is None else b',"logprobs":' + encode_json(logprobs)) + NO_FINISH
         if members := self._observations(index):
             tail += b"," + encode_json(members)[1:-1]
         tail += b"}]"

@@ -10,17 +10,20 @@ from msgspec import Meta
 from flare.conversation import GenerationRequest, RawPrompt
 from flare.errors import RequestError
 from flare.protocols import fields as shared
-from flare.protocols.chunks import ChunkEncoder, ChunkFormat
+from flare.protocols import logprob_fields
+from flare.protocols.chunks import ChunkEncoder, ChunkFormat, ColumnLists, columns_of
 from flare.protocols.decoding import decode_body
 from flare.protocols.encoding import (
     Observations,
     context_object,
     error_object,
     finish_reason,
+    prompt_member,
     timings_object,
     total_usage,
 )
-from flare.protocols.endpoint import Collected, Decoded, Response, encode_json
+from flare.protocols.endpoint import Collected, Decoded, Outcome, Response, encode_json
+from flare.protocols.logprob_encoding import Columns
 from flare.protocols.thinking import decode_thinking
 from flare.served import ServedModel
 
@@ -31,6 +34,7 @@ class CompletionRequest(shared.CommonFields, kw_only=True):
     prompt: str | list[str | int | list[int]]
     best_of: Annotated[int, Meta(ge=1)] | None = None
     echo: bool | None = None
+    logprobs: logprob_fields.Alternatives | None = None
     parallel_tool_calls: Any = None
     prompt_embeds: Any = None
     return_token_timestamps: Any = None
@@ -67,6 +71,14 @@ class Completions:
         limit, limit_field = shared.output_limit(request)
         stops = shared.stop_strings(request.stop)
         token_stops = shared.token_stops(request, model.vocabulary, stops)
+        logprobs = logprob_fields.wanted(
+            request.logprobs, "logprobs", request.logprob_token_ids, model, switch="logprobs"
+        )
+        scored = logprob_fields.prompt_wanted(request.prompt_logprobs, model, stream=request.stream or False)
+        echoed = request.logprobs if request.echo else None
+        if echoed is not None:
+            logprob_fields.check_prompt(echoed, "echo", model)
+        shown = echoed if scored is None else scored
         return shared.decoded(
             request,
             GenerationRequest(
@@ -80,29 +92,36 @@ class Completions:
                 stop_token_ids=token_stops.ids,
                 stop_token_sequences=token_stops.sequences,
                 ignore_eos=request.ignore_eos or False,
+                logprobs=logprobs,
+                prompt_logprobs=None if shown is None else max(shown, echoed or 0),
                 observe=request.return_token_ids or False,
             ),
-            Observations(ids=request.return_token_ids or False),
+            Observations(ids=request.return_token_ids or False, prompt_logprobs=shown),
             echo=request.echo or False,
         )
 
     def admit(self, prompt_tokens: int, decoded: Decoded, model: ServedModel) -> None:
-        """Takes any prompt that fits the context, which bounds the answer."""
+        """Takes any prompt that fits the context, which bounds the answer; those that are scored have a limit of their own."""
+        generation, shows = decoded.generation, decoded.details
+        field = "prompt_logprobs" if generation.logprobs is None or not decoded.echo else "echo"
+        logprob_fields.check_size(prompt_tokens, generation.n, shows.prompt_logprobs, field)
 
     def encode(self, response: Response, collected: Collected) -> bytes:
         outcomes = collected.outcomes()
         ends = [outcome.end for outcome in outcomes]
         shows: Observations = response.decoded.details
+        logprobs = response.decoded.generation.logprobs is not None
         n = response.decoded.generation.n
         choices = [
             {
                 "index": index,
                 "text": outcome.text,
-                "logprobs": None,
+                "logprobs": _columns(response, index, outcome).take() if logprobs else None,
                 "finish_reason": finish_reason(outcome.end),
                 "stop_reason": outcome.end.cause,
                 **({"prompt_token_ids": response.prompts[index // n]} if shows.ids else {}),
                 **shows.members(outcome.ids, outcome.times, response.arrived_at),
+                **prompt_member(response, outcome),
             }
             for index, outcome in enumerate(outcomes)
         ]
@@ -124,7 +143,15 @@ class Completions:
         return error_object(error)
 
     def stream(self, response: Response) -> ChunkEncoder:
-        return ChunkEncoder(response, CHUNKS)
+        return ChunkEncoder(response, CHUNKS, ColumnLists(response))
+
+
+def _columns(response: Response, index: int, outcome: Outcome) -> Columns:
+    """Returns the log probabilities of a complete choice."""
+    columns = columns_of(response, index)
+    columns.add_prompt(outcome.scores if response.decoded.echo else ())
+    columns.add(outcome.entries, outcome.offsets)
+    return columns
 
 
 def _prompts(prompt: str | list[Any], model: ServedModel) -> list[str | list[int]]:

@@ -9,6 +9,8 @@ import msgspec
 
 from flare.conversation import Finished, ToolCall
 from flare.errors import RequestError
+from flare.protocols.endpoint import Outcome, Response
+from flare.protocols.logprob_encoding import prompt_list
 from flare.served import ServedModel
 
 FINISH_REASONS: Mapping[str, str] = {
@@ -21,12 +23,15 @@ FINISH_REASONS: Mapping[str, str] = {
 
 
 class Observations(msgspec.Struct, frozen=True):
-    """What an answer shows of its tokens: their ids, with those of the prompt, and when they came."""
+    """What an answer shows of its tokens: their ids, with those of the prompt, and when they came; and of the prompt's how
+    likely they were, with so many alternatives."""
 
     ids: bool = False
     times: bool = False
+    prompt_logprobs: int | None = None
 
     def __bool__(self) -> bool:
+        """Whether tokens are observed as they come."""
         return self.ids or self.times
 
     def members(self, ids: Sequence[int], times: Sequence[float], arrived_at: float) -> dict[str, Any]:
@@ -107,6 +112,12 @@ def timings_object(ends: Sequence[Finished]) -> dict[str, Any]:
         if predicted > 0 and predicted_n > len(ends)
         else None,
     }
+
+
+def prompt_member(response: Response, outcome: Outcome) -> dict[str, Any]:
+    """Returns `prompt_logprobs` of a choice's prompt, where it is asked for."""
+    count = response.decoded.details.prompt_logprobs
+    return {} if count is None else {"prompt_logprobs": prompt_list(response.spelling, outcome.scores, count)}
 
 
 def _ms(seconds: float) -> float:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 from uuid import uuid4
 
@@ -16,13 +16,17 @@ from flare.conversation import (
     Failed,
     Finished,
     GenerationRequest,
+    Logprobed,
     Observed,
     Reasoning,
+    Scored,
     Text,
     ToolCall,
 )
 from flare.errors import RequestError
+from flare.logprobs import TokenLogprobs
 from flare.output import Piece
+from flare.protocols.logprob_encoding import Spelling
 from flare.served import ServedModel
 
 encode_json = msgspec.json.Encoder().encode
@@ -31,7 +35,8 @@ encode_json = msgspec.json.Encoder().encode
 class Decoded(msgspec.Struct, frozen=True, kw_only=True):
     """A decoded body: the neutral request, and how the client wants the answer; `echo` puts the prompt before it.
 
-    `details` is the endpoint's own: what its encoders show of the request.
+    `tokens_as_ids`: where log probabilities name tokens, their ids do. `details` is the endpoint's own: what its encoders show
+    of the request.
     """
 
     generation: GenerationRequest
@@ -39,6 +44,7 @@ class Decoded(msgspec.Struct, frozen=True, kw_only=True):
     include_usage: bool = False
     continuous_usage: bool = False
     echo: bool = False
+    tokens_as_ids: bool = False
     details: Any = None
 
 
@@ -47,7 +53,8 @@ class Response:
     """What is the same in all objects of one response.
 
     `created` is in Unix seconds. `prompts` are the tokens of each prompt and `arrived_at` is when the request came, on the
-    monotonic clock: for answers that show them.
+    monotonic clock: for answers that show them. `echoed` are the texts that are put before the choices of each prompt.
+    `spelling` says how it writes tokens.
     """
 
     id: str
@@ -56,6 +63,8 @@ class Response:
     decoded: Decoded
     prompts: Sequence[list[int]]
     arrived_at: float = 0.0
+    echoed: Sequence[str] = ()
+    spelling: Spelling = field(default_factory=lambda: Spelling(bytes))
 
     @classmethod
     def begin(
@@ -65,6 +74,9 @@ class Response:
         decoded: Decoded,
         prompts: Sequence[list[int]],
         arrived_at: float = 0.0,
+        *,
+        echoed: Sequence[str] = (),
+        token_bytes: Callable[[int], bytes] = bytes,
     ) -> Response:
         return cls(
             id=endpoint.id_prefix + uuid4().hex,
@@ -73,6 +85,8 @@ class Response:
             decoded=decoded,
             prompts=prompts,
             arrived_at=arrived_at,
+            echoed=echoed,
+            spelling=Spelling(token_bytes, as_ids=decoded.tokens_as_ids),
         )
 
     @property
@@ -109,12 +123,20 @@ class GenerationEndpoint(Protocol):
 
 
 class Outcome(NamedTuple):
-    """One complete choice. `ids` and `times` (monotonic seconds, one a token) are empty unless they were asked for."""
+    """One complete choice. `ids` and `times` (monotonic seconds, one a token) are empty unless they were asked for.
+
+    So are `entries`, the log probabilities of its tokens, with the `offsets` in its own text at which they begin, and
+    `scores`, those of its prompt from the second token on. `answers` has, for each block, the entries of its answer text.
+    """
 
     blocks: list[Piece]
     end: Finished
     ids: list[int]
     times: list[float]
+    entries: list[TokenLogprobs] = []
+    offsets: list[int] = []
+    scores: list[TokenLogprobs] = []
+    answers: Sequence[list[TokenLogprobs]] = ()
 
     @property
     def text(self) -> str:
@@ -131,16 +153,31 @@ class Outcome(NamedTuple):
         return [block.call for block in self.blocks if block.call is not None]
 
 
+def answering(event: Logprobed) -> list[TokenLogprobs]:
+    """Returns the entries of tokens whose text begins in answer text."""
+    return [entry for entry, answers in zip(event.entries, event.answers, strict=True) if answers]
+
+
 class _Gathered:
     """One choice on its way: neighbouring pieces of one kind belong to one block."""
 
-    __slots__ = ("blocks", "end", "ids", "times")
+    __slots__ = ("answers", "blocks", "coming", "end", "entries", "ids", "offsets", "scores", "times")
 
     def __init__(self) -> None:
         self.blocks: list[tuple[Literal["text", "reasoning"], list[str]] | ToolCall] = []
         self.end: Finished | None = None
         self.ids: list[int] = []
         self.times: list[float] = []
+        self.entries: list[TokenLogprobs] = []
+        self.offsets: list[int] = []
+        self.scores: list[TokenLogprobs] = []
+        self.answers: dict[int, list[TokenLogprobs]] = {}  # of answer text, by the number of its block
+        self.coming: list[TokenLogprobs] = []  # of the answer text that comes next
+
+    def add_entries(self, event: Logprobed) -> None:
+        self.entries += event.entries
+        self.offsets += event.offsets
+        self.coming += answering(event)
 
     def add(self, kind: Literal["text", "reasoning"], text: str) -> None:
         if not text:
@@ -150,6 +187,9 @@ class _Gathered:
             last[1].append(text)
         else:
             self.blocks.append((kind, [text]))
+        if self.coming and kind == "text":
+            self.answers.setdefault(len(self.blocks) - 1, []).extend(self.coming)
+            self.coming = []
 
     def outcome(self) -> Outcome:
         assert self.end is not None, "the answer is not complete"
@@ -157,7 +197,8 @@ class _Gathered:
             Piece(block[0], "".join(block[1])) if isinstance(block, tuple) else Piece("call", call=block)
             for block in self.blocks
         ]
-        return Outcome(blocks, self.end, self.ids, self.times)
+        answers = [self.answers.get(number, []) for number in range(len(blocks))]
+        return Outcome(blocks, self.end, self.ids, self.times, self.entries, self.offsets, self.scores, answers)
 
 
 class Collected:
@@ -183,6 +224,10 @@ class Collected:
         elif isinstance(event, Observed):
             choice.ids += event.ids
             choice.times += [event.at] * len(event.ids)
+        elif isinstance(event, Logprobed):
+            choice.add_entries(event)
+        elif isinstance(event, Scored):
+            choice.scores += event.entries
         else:
             choice.add("text", event.text)
             choice.end = event

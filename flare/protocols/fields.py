@@ -12,6 +12,7 @@ from flare.conversation import GenerationRequest, SamplingRequest, ThinkingBudge
 from flare.errors import RequestError
 from flare.protocols.encoding import Observations
 from flare.protocols.endpoint import Decoded
+from flare.protocols.logprob_fields import Alternatives
 from flare.protocols.refusals import unsupported
 from flare.served import ServedModel
 
@@ -70,6 +71,9 @@ class CommonFields(SamplingFields, kw_only=True):
     prompt_cache_retention: str | None = None
     prompt_cache_options: dict[str, Any] | None = None
     return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    logprob_token_ids: list[TokenCount] | None = None
+    prompt_logprobs: Alternatives | None = None
 
     reasoning_effort: Any = None
     thinking_level: Any = None
@@ -92,15 +96,11 @@ class CommonFields(SamplingFields, kw_only=True):
     length_penalty: Any = None
     logit_bias: Any = None
     logits_processors: Any = None
-    logprob_token_ids: Any = None
-    logprobs: Any = None
     min_tokens: Any = None
     priority: Any = None
-    prompt_logprobs: Any = None
     repetition_detection: Any = None
     request_id: Any = None
     response_format: Any = None
-    return_tokens_as_token_ids: Any = None
     service_tier: Any = None
     skip_special_tokens: Any = None
     spaces_between_special_tokens: Any = None
@@ -139,15 +139,11 @@ UNBUILT: Mapping[str, tuple[Any, ...]] = {
     "length_penalty": (1, 1.0),
     "logit_bias": ({},),
     "logits_processors": ([],),
-    "logprob_token_ids": ([],),
-    "logprobs": (False,),
     "min_tokens": (0,),
     "priority": (0,),
-    "prompt_logprobs": (),
     "repetition_detection": (),
     "request_id": (),
     "response_format": ({"type": "text"},),
-    "return_tokens_as_token_ids": (False,),
     "service_tier": ("auto", "default"),
     "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
@@ -259,5 +255,6 @@ def decoded(
         include_usage=options.include_usage or False,
         continuous_usage=options.continuous_usage_stats or False,
         echo=echo,
+        tokens_as_ids=fields.return_tokens_as_token_ids or False,
         details=observations,
     )

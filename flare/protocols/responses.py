@@ -13,11 +13,11 @@ from flare.protocols.fields import refuse_unbuilt, sampling_request, stop_string
 from flare.protocols.refusals import no_template
 from flare.protocols.responses_decoding import (
     DECODER,
-    check_include,
     check_metadata,
     check_reasoning,
     check_text,
     decode_conversation,
+    logprobs_wanted,
 )
 from flare.protocols.responses_encoding import finished_object, output_items, request_members
 from flare.protocols.responses_fields import UNBUILT
@@ -36,7 +36,6 @@ class Responses:
         refuse_unbuilt(request, UNBUILT)
         check_reasoning(request)
         check_text(request)
-        check_include(request)
         check_metadata(request.metadata)
         if not model.has_template:
             raise no_template("input")
@@ -53,9 +52,11 @@ class Responses:
             stop_token_sequences=tokens.sequences,
             ignore_eos=request.ignore_eos or False,
             budget=thinking_budget(request.thinking_token_budget, model),
+            logprobs=logprobs_wanted(request, model),
         )
         members = request_members(request, model.resolve_sampling(generation.sampling))
-        return Decoded(generation=generation, stream=request.stream or False, details=members)
+        as_ids = request.return_tokens_as_token_ids or False
+        return Decoded(generation=generation, stream=request.stream or False, tokens_as_ids=as_ids, details=members)
 
     def admit(self, prompt_tokens: int, decoded: Decoded, model: ServedModel) -> None:
         """Takes any prompt that fits the context, which bounds the answer."""

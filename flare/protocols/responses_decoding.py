@@ -8,7 +8,9 @@ import msgspec
 
 from flare.conversation import Conversation, Message, Role, ToolCall, qualified
 from flare.errors import RequestError
+from flare.logprobs import LogprobsWanted
 from flare.protocols.fields import refuse_unbuilt
+from flare.protocols.logprob_fields import wanted
 from flare.protocols.refusals import foreign_type, no_tools, not_one_of, required, shown, unsupported
 from flare.protocols.responses_fields import (
     MAX_METADATA,
@@ -43,6 +45,9 @@ ITEMS = (
     "custom_tool_call",
     "custom_tool_call_output",
 )
+LOGPROBS = "message.output_text.logprobs"
+"""The value of `include` that asks for log probabilities."""
+
 TEXT_PARTS = ("input_text", "output_text", "text")
 REASONING_PARTS = ("reasoning_text", "summary_text", "text")
 
@@ -191,10 +196,17 @@ def check_text(request: ResponsesRequest) -> None:
     refuse_unbuilt(request.text, UNBUILT_TEXT, "text.")
 
 
-def check_include(request: ResponsesRequest) -> None:
-    """Raises RequestError for log probabilities; what else may be included is ignored."""
-    if "message.output_text.logprobs" in (request.include or ()):
-        raise unsupported("include")
+def logprobs_wanted(request: ResponsesRequest, model: ServedModel) -> LogprobsWanted | None:
+    """Returns what is wanted for each token, by `include`, whose other values are ignored. Raises RequestError, also for
+    alternatives without log probabilities."""
+    included = LOGPROBS in (request.include or ())
+    count = request.top_logprobs or 0
+    if count and not included:
+        text = f"top_logprobs: {count} alternatives of no log probabilities; send {LOGPROBS!r} in include with it"
+        raise RequestError(text, param="top_logprobs")
+    field = "top_logprobs" if count and model.max_top_logprobs else "include"
+    switch = f"{LOGPROBS!r} in include"
+    return wanted(count if included else None, field, request.logprob_token_ids, model, switch=switch)
 
 
 def check_metadata(metadata: dict[str, str] | None) -> None:

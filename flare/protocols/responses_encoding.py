@@ -10,6 +10,7 @@ from flare.conversation import Finished, ToolCall
 from flare.errors import RequestError
 from flare.protocols.encoding import context_object, timings_object
 from flare.protocols.endpoint import Outcome, Response
+from flare.protocols.logprob_encoding import entry_list
 from flare.protocols.responses_fields import ResponsesRequest
 from flare.protocols.responses_tools import shown_tools
 
@@ -29,6 +30,7 @@ def request_members(request: ResponsesRequest, sampling: Mapping[str, Any]) -> d
         "safety_identifier": request.safety_identifier,
         "tool_choice": request.tool_choice or "auto",
         "tools": shown_tools(request.tools),
+        "top_logprobs": request.top_logprobs or 0,
         "user": request.user,
         **{name: sampling[name] for name in ("temperature", "top_p", "presence_penalty", "frequency_penalty")},
     }
@@ -52,7 +54,6 @@ def response_object(response: Response, **changes: Any) -> dict[str, Any]:
         "service_tier": "default",
         "store": False,
         "text": {"format": {"type": "text"}, "verbosity": "medium"},
-        "top_logprobs": 0,
         "truncation": "disabled",
         "usage": None,
         **response.decoded.details,
@@ -100,22 +101,27 @@ def item_id(prefix: str, response: Response, index: int) -> str:
     return f"{prefix}_{response.id.removeprefix('resp_')}{index:02d}"
 
 
-def text_part(text: str) -> dict[str, Any]:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+def text_part(text: str, logprobs: Any = ()) -> dict[str, Any]:
+    """Returns the part of a message; `logprobs` are its tokens' as `entry_list` makes them."""
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
 
 
-def reasoning_part(text: str) -> dict[str, Any]:
+def reasoning_part(text: str, _logprobs: Any = ()) -> dict[str, Any]:
     return {"type": "reasoning_text", "text": text}
 
 
-def message_item(response: Response, index: int, text: str | None, status: str) -> dict[str, Any]:
+def message_item(
+    response: Response, index: int, text: str | None, status: str, logprobs: Any = ()
+) -> dict[str, Any]:
     """Returns a message; `text` is None while it has no content yet."""
-    content = [] if text is None else [text_part(text)]
+    content = [] if text is None else [text_part(text, logprobs)]
     id = item_id("msg", response, index)
     return {"type": "message", "id": id, "status": status, "role": "assistant", "content": content}
 
 
-def reasoning_item(response: Response, index: int, text: str | None, status: str) -> dict[str, Any]:
+def reasoning_item(
+    response: Response, index: int, text: str | None, status: str, _logprobs: Any = ()
+) -> dict[str, Any]:
     content = [] if text is None else [reasoning_part(text)]
     id = item_id("rs", response, index)
     return {"type": "reasoning", "id": id, "status": status, "summary": [], "content": content}
@@ -143,7 +149,8 @@ def output_items(response: Response, outcome: Outcome) -> list[dict[str, Any]]:
         if block.call is not None:
             items.append(call_item(response, index, block.call))
         elif block.kind == "text":
-            items.append(message_item(response, index, block.text, status))
+            logprobs = entry_list(response.spelling, outcome.answers[index])
+            items.append(message_item(response, index, block.text, status, logprobs))
         else:
             items.append(reasoning_item(response, index, block.text, status))
     return items

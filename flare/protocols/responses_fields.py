@@ -10,7 +10,8 @@ from msgspec import Meta
 
 from flare.errors import RequestError
 from flare.protocols.decoding import invalid_field
-from flare.protocols.fields import PositiveTokens, SamplingFields, StreamOptions
+from flare.protocols.fields import PositiveTokens, SamplingFields, StreamOptions, TokenCount
+from flare.protocols.logprob_fields import Alternatives
 
 T = TypeVar("T")
 
@@ -55,6 +56,9 @@ class ResponsesRequest(SamplingFields, kw_only=True):
     include: list[str] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     thinking_token_budget: PositiveTokens | None = None
+    top_logprobs: Alternatives | None = None
+    logprob_token_ids: list[TokenCount] | None = None
+    return_tokens_as_token_ids: bool | None = None
 
     client_metadata: dict[str, Any] | None = None
     metadata: dict[str, str] | None = None
@@ -72,7 +76,6 @@ class ResponsesRequest(SamplingFields, kw_only=True):
     conversation: Any = None
     grammar: Any = None
     image: Any = None
-    logprob_token_ids: Any = None
     max_tool_calls: Any = None
     moderation: Any = None
     multi_agent: Any = None
@@ -81,17 +84,14 @@ class ResponsesRequest(SamplingFields, kw_only=True):
     prompt: Any = None
     prompt_logprobs: Any = None
     request_id: Any = None
-    return_tokens_as_token_ids: Any = None
     service_tier: Any = None
     store: Any = None
     structured_outputs: Any = None
-    top_logprobs: Any = None
     truncation: Any = None
 
 
 INERT: Mapping[str, str] = {
     "client_metadata": "not stored",
-    "include": "values other than the log probabilities are ignored",
     "metadata": "given back in the response, not stored",
     "model": "the loaded model always answers; its own name is returned",
     "prompt_cache_key": "no cache of prefixes is kept yet",
@@ -112,7 +112,6 @@ UNBUILT: Mapping[str, tuple[Any, ...]] = {
     "conversation": (),
     "grammar": (),
     "image": (),
-    "logprob_token_ids": ([],),
     "max_tool_calls": (),
     "moderation": (),
     "multi_agent": (),
@@ -121,11 +120,9 @@ UNBUILT: Mapping[str, tuple[Any, ...]] = {
     "prompt": (),
     "prompt_logprobs": (),
     "request_id": (),
-    "return_tokens_as_token_ids": (False,),
     "service_tier": ("auto", "default"),
     "store": (False,),
     "structured_outputs": (),
-    "top_logprobs": (0,),
     "truncation": ("disabled",),
 }
 """Fields without their part of the engine: null and these neutral values pass, anything else is refused by name."""

@@ -8,8 +8,10 @@ from typing import Any
 
 import msgspec
 
-from flare.conversation import Called, Event, Failed, Finished, Reasoning, Text, ToolCall
-from flare.protocols.endpoint import Response, encode_json
+from flare.conversation import Called, Event, Failed, Finished, Logprobed, Reasoning, Text, ToolCall
+from flare.logprobs import TokenLogprobs
+from flare.protocols.endpoint import Response, answering, encode_json
+from flare.protocols.logprob_encoding import entry_list
 from flare.protocols.responses_encoding import (
     CUT,
     call_item,
@@ -23,20 +25,23 @@ from flare.protocols.responses_encoding import (
 )
 
 
+NO_LOGPROBS = b',"logprobs":[]'
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Kind:
     """How an item of text is called in events. `item` makes it from its response, place, text and status; `part` makes
-    its one part; `more` are members that its text's events have in addition."""
+    its one part, both with the log probabilities where there are any (`rated`)."""
 
     text: str
-    item: Callable[[Response, int, str | None, str], dict[str, Any]]
-    part: Callable[[str], dict[str, Any]]
-    more: dict[str, Any]
+    item: Callable[[Response, int, str | None, str, Any], dict[str, Any]]
+    part: Callable[[str, Any], dict[str, Any]]
+    rated: bool
 
 
 KINDS: dict[type, _Kind] = {
-    Text: _Kind(text="response.output_text", item=message_item, part=text_part, more={"logprobs": []}),
-    Reasoning: _Kind(text="response.reasoning_text", item=reasoning_item, part=reasoning_part, more={}),
+    Text: _Kind(text="response.output_text", item=message_item, part=text_part, rated=True),
+    Reasoning: _Kind(text="response.reasoning_text", item=reasoning_item, part=reasoning_part, rated=False),
 }
 
 
@@ -55,6 +60,8 @@ class ResponseStream:
         self._kind: _Kind | None = None
         self._type: type | None = None
         self._pieces: list[str] = []
+        self._coming: list[TokenLogprobs] = []  # of the text that comes next
+        self._entries: list[TokenLogprobs] = []  # of the open item's text
         self._delta = b""
         self._delta_end = b""
 
@@ -64,6 +71,10 @@ class ResponseStream:
         if kind is self._type:
             assert isinstance(event, Text | Reasoning)
             return self._text(event.text) if event.text else b""
+        if kind is Logprobed:
+            assert isinstance(event, Logprobed)
+            self._coming += answering(event)
+            return b""
         frames = b"" if self._number else self._begin()
         if kind is Text or kind is Reasoning:
             assert isinstance(event, Text | Reasoning)
@@ -92,18 +103,24 @@ class ResponseStream:
         frames = self._close("completed")
         self._type, self._kind = kind, KINDS[kind]
         index = len(self._items)
-        item = self._kind.item(self._response, index, None, "in_progress")
+        item = self._kind.item(self._response, index, None, "in_progress", [])
         place = {"item_id": item["id"], "output_index": index, "content_index": 0}
         frames += self._frame("response.output_item.added", output_index=index, item=item)
-        frames += self._frame("response.content_part.added", **place, part=self._kind.part(""))
+        frames += self._frame("response.content_part.added", **place, part=self._kind.part("", []))
         name = f"{self._kind.text}.delta".encode()
         self._delta = b'event: %b\ndata: {"type":"%b","sequence_number":' % (name, name)
-        self._delta_end = b"," + encode_json({**place, **self._kind.more})[1:-1] + b',"delta":'
+        self._delta_end = b"," + encode_json(place)[1:-1] + (NO_LOGPROBS if self._kind.rated else b"") + b',"delta":'
         return frames
 
     def _text(self, text: str) -> bytes:
         self._pieces.append(text)
         number, self._number = self._number, self._number + 1
+        if self._coming and self._type is Text:
+            entries, self._coming = self._coming, []
+            self._entries += entries
+            logprobs = bytes(entry_list(self._response.spelling, entries))
+            end = self._delta_end.replace(NO_LOGPROBS, b',"logprobs":' + logprobs)
+            return b"%b%d%b%b}\n\n" % (self._delta, number, end, encode_json(text))
         return b"%b%d%b%b}\n\n" % (self._delta, number, self._delta_end, encode_json(text))
 
     def _close(self, status: str) -> bytes:
@@ -112,13 +129,15 @@ class ResponseStream:
         if kind is None:
             return b""
         index, text = len(self._items), "".join(self._pieces)
-        item = kind.item(self._response, index, text, status)
+        logprobs = entry_list(self._response.spelling, self._entries)
+        rating = {"logprobs": logprobs} if kind.rated else {}
+        item = kind.item(self._response, index, text, status, logprobs)
         place = {"item_id": item["id"], "output_index": index, "content_index": 0}
         self._items.append(item)
-        self._kind, self._type, self._pieces = None, None, []
+        self._kind, self._type, self._pieces, self._entries = None, None, [], []
         return (
-            self._frame(f"{kind.text}.done", **place, text=text, **kind.more)
-            + self._frame("response.content_part.done", **place, part=kind.part(text))
+            self._frame(f"{kind.text}.done", **place, text=text, **rating)
+            + self._frame("response.content_part.done", **place, part=kind.part(text, logprobs))
             + self._frame("response.output_item.done", output_index=index, item=item)
         )
 

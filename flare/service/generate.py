@@ -67,7 +67,15 @@ class Generator:
             asked = await self._read(incoming, endpoint)
             prepared = asked.prepared
             places.take(prepared.choices - 1)
-            response = Response.begin(endpoint, self.runtime.model, asked.decoded, prepared.prompts, arrived_at)
+            response = Response.begin(
+                endpoint,
+                self.runtime.model,
+                asked.decoded,
+                prepared.prompts,
+                arrived_at,
+                echoed=asked.echoed,
+                token_bytes=self.runtime.tokenizer.token_bytes,
+            )
             answer = self._stream if asked.decoded.stream else self._collect
             try:
                 with self.metrics.answer(prepared.choices, arrived_at) as meter:
@@ -107,10 +115,16 @@ class Generator:
             await done
         if collected.failed is not None:
             raise collected.failed.error
-        body = endpoint.encode(response, collected)
+        body = await self._encode(endpoint, response, collected)
         for outcome in collected.outcomes():
             meter.ended(outcome.end)
         await incoming.send(bytes_reply(body, headers=request_id(response)))
+
+    async def _encode(self, endpoint: GenerationEndpoint, response: Response, collected: Collected) -> bytes:
+        """Returns the body of a complete answer. One with the log probabilities of prompts may be long: a worker makes it."""
+        if response.decoded.generation.prompt_logprobs is None:
+            return endpoint.encode(response, collected)
+        return await self.workers.run(partial(endpoint.encode, response, collected))
 
     @contextmanager
     def _answer(

@@ -47,6 +47,15 @@ class Detokenizer:
                 return text
         return self._push(token_id)
 
+    def ahead(self, token_id: int) -> int | None:
+        """How many characters this token makes certain before the one that its first byte is part of: 1 where it shows that a
+        character will never be complete, else 0. None for a token without text."""
+        data = b"" if token_id in self._hidden else self._tokenizer.token_bytes(token_id)
+        if not data:
+            return None
+        held = self._decoder.getstate()[0]
+        return len((held + data[:1]).decode("utf-8", "replace")) - 1 if held else 0
+
     def flush(self) -> str:
         """The end of the text: U+FFFD for an incomplete character, else ""."""
         self._clean = not self._space

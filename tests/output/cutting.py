@@ -24,7 +24,7 @@ def same_for_all_cuts(items: str | Sequence[str | Pushed], **options: Any) -> Fe
     for cut in (_by(1), _by(3), *(_at_random(random.Random(seed)) for seed in range(4))):
         pieces = [piece for item in items for piece in ([item] if isinstance(item, tuple) else cut(item))]
         found = feed(pieces, **options)
-        assert (found.parts, found.error) == (whole.parts, whole.error)
+        assert (found.parts, found.error, found.places) == (whole.parts, whole.error, whole.places)
     return whole
 
 
