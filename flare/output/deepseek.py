@@ -77,6 +77,7 @@ class DeepseekMachine:
         "_shown",
         "_stage",
         "_tail",
+        "_undecided",
         "_unshown",
         "reasoning_tokens",
     )
@@ -103,7 +104,8 @@ class DeepseekMachine:
         self._arguments: ObjectReader | None = None  # of the call that has begun and is not complete
         self._stage: Literal["reasoning", "answer", "calls", "over"] = "reasoning" if opens_reasoning else "answer"
         self._tail = ""  # the latest text, as far as a tag may have begun in it
-        self._unshown = ""  # answer text that the parser holds back, and what it drops of it
+        self._unshown: list[str] = []  # what may be answer text that the parser holds back
+        self._undecided = 0  # its characters
         self._opened = False  # a tag has been opened, and no call has begun with it
         self._room = Room()
         self._flows: Literal["text", "reasoning"] | None = None  # as what the parser passes on text that holds no tag
@@ -117,7 +119,7 @@ class DeepseekMachine:
 
     @property
     def undecided(self) -> int:
-        return len(self._unshown)
+        return self._undecided
 
     def push(self, token: int, text: str) -> Iterable[Piece]:
         flows = self._flows
@@ -172,20 +174,21 @@ class DeepseekMachine:
                 assert self._rules is not None
                 self._rules.begin()
                 self._name, self._opened = block.name, False
+                self._forget()
                 self._arguments = ObjectReader()
             if delta is None:
                 continue
             passed_on = delta.thinking or delta.text
             if passed_on and passed_on.endswith(part) and _is_plain(part):
                 self._flows = "reasoning" if delta.thinking else "text"
-            if passed_on and (at := self._unshown.find(passed_on)) >= 0:
-                self._unshown = self._unshown[at + len(passed_on) :]
+            if passed_on:
+                self._take_out(passed_on)
             if delta.thinking:
                 self._shown = True
                 yield Piece("reasoning", delta.thinking)
             elif delta.text:
                 if self._rules is None or self._rules.shows_text:
-                    yield Piece("text", delta.text, behind=len(self._unshown) + left)
+                    yield Piece("text", delta.text, behind=self._undecided + left)
             elif delta.partial_json:
                 yield from self._argument(delta.partial_json, closes=part == _BAR)
 
@@ -214,16 +217,30 @@ class DeepseekMachine:
         text = self._tail + part
         if self._stage == "reasoning" and _REASONED in text:
             self._stage = "answer"
+            self._forget()
             part = text = text.partition(_REASONED)[2]
         if text.endswith(_OPENING) and self._rules is not None:
-            self._stage, self._opened, self._unshown = "calls", True, ""
+            self._stage, self._opened = "calls", True
         elif self._stage == "calls" and any(tag in text for tag in _CLOSING):
             if self._opened:
                 raise malformed("a tag that opens nothing")
             self._stage = "over"
-        if self._stage == "answer":
-            self._unshown += part
+            self._forget()
+        if self._stage == "answer" or self._opened:
+            self._unshown.append(part)
+            self._undecided += len(part)
         self._tail = text[1 - _LONGEST :]
+
+    def _take_out(self, passed_on: str) -> None:
+        """Leaves of what may be held back what stands behind a text that the parser passed on."""
+        held = "".join(self._unshown)
+        at = held.find(passed_on)
+        if at >= 0:
+            rest = held[at + len(passed_on) :]
+            self._unshown, self._undecided = [rest], len(rest)
+
+    def _forget(self) -> None:
+        self._unshown, self._undecided = [], 0
 
 
 def _is_plain(text: str) -> bool:

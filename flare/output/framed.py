@@ -30,7 +30,7 @@ class FramedMachine:
         """What text is shown as in the present state, None where it is not shown."""
         self._held = ""  # the beginning of a marker, perhaps
         self._blank = Blanks()  # white space outside of frames, where it may yet be answer text
-        self._taken = 0  # characters, but for texts that were shown as they are: while some are blank all are counted
+        self._taken = 0  # characters, but for texts that were shown as they are: none is while anything is held back
         self._shown = False  # the token made reasoning visible
         self._pending = 0  # tokens within reasoning that are part of a frame, perhaps
         self.reasoning_tokens = 0

@@ -47,6 +47,7 @@ class Machine:
         "_reasoning_markers",
         "_rules",
         "_shown",
+        "_since",
         "_taken",
         "_trim",
         "_whole",
@@ -76,7 +77,8 @@ class Machine:
         self._held = ""  # the beginning of a marker, perhaps
         self._fresh = True  # nothing but white space since the last delimiter or call
         self._blank = Blanks()  # that white space, where it may yet be answer text
-        self._taken = 0  # characters, but for texts that were shown as they are: while some are blank all are counted
+        self._taken = 0  # characters, but for texts that were shown as they are: none is while anything is held back
+        self._since = 0  # where in these the reader's opener begins, or what it reads behind its latest call
         self._divided = self._reasoning  # the answer has had reasoning or a call
         self._trim = False  # the answer's next text follows a delimiter
         self._whole = True  # there has been one part only
@@ -93,9 +95,8 @@ class Machine:
     def undecided(self) -> int:
         if self._blank:
             return self._taken - self._blank.start
-        reader = self._reader
-        if reader is not None:
-            return 0 if reader.within else len(reader.held)
+        if self._reader is not None:
+            return 0 if self._reader.within else self._taken - self._since
         return len(self._held)
 
     def push(self, token: int, text: str) -> Iterable[Piece]:
@@ -187,6 +188,7 @@ class Machine:
             else:
                 assert self._calls is not None
                 self._reader = self._calls.reader(marker)
+                self._since = self._taken - behind - len(marker)
 
     def _read_call(self, reader: CallReader, data: str, at: int, rest: int) -> Generator[Piece, None, tuple[str, int]]:
         """Feeds the reader once. Returns the data and the place in it to go on from."""
@@ -196,6 +198,7 @@ class Machine:
             self._divide(reasoning=False, trim=False)
             self._rules.begin()
         elif said == "call":
+            self._since = self._taken - (len(data) - at + rest)
             yield Piece("call", call=self._rules.complete(*reader.call))
         elif said == "done":
             self._reader = None

@@ -119,7 +119,7 @@ def test_a_mention_is_shown_as_soon_as_it_is_one() -> None:
     assert feed("<tool_call>is a", syntax=GLM, tools=TOOLS).parts == [("text", "<tool_call>is a")]
     assert feed("Use <tool_call>.", syntax=GLM, tools=TOOLS).parts == [("text", "Use <tool_call>.")]
     for undecided in ("<tool_call>", "<tool_call>\n", "<tool_call>two wor", "<tool_call>name \n", "<tool_call>name</"):
-        assert read(undecided).error is not None and read(undecided, natural=False) == ([], 0, None, [])
+        assert read(undecided).error is not None and read(undecided, natural=False) == ([], 0, None, [], [])
 
 
 @pytest.mark.parametrize(

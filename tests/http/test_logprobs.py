@@ -1,0 +1,463 @@
+"""Log probabilities over HTTP: the same values whole and streamed, the shapes of three protocols, and what is refused."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import math
+from collections.abc import Iterator, Sequence
+from ctypes import c_float
+from typing import Any
+
+import pytest
+
+from flare.output import OutputSyntax
+from flare.protocols.logprob_fields import MAX_PROMPT_VALUES
+from tests.support.live_server import EOS, IM_END, VOCABULARY, LiveServer, events, reply
+
+CHAT, RAW, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"
+ROUTES = (CHAT, RAW, RESPONSES)
+FULL = {"max_top_logprobs": 20, "explicit_ids": 128, "scores_prompts": True}
+HI = [{"role": "user", "content": "hi"}]
+INCLUDE = ["message.output_text.logprobs"]
+TEXT = "Hé 😊!"
+ASK: dict[str, dict[str, Any]] = {
+    CHAT: {"messages": HI, "logprobs": True},
+    RAW: {"prompt": "ab", "logprobs": 0},
+    RESPONSES: {"input": "hi", "include": INCLUDE},
+}
+MINIMAL = {CHAT: {"messages": HI}, RAW: {"prompt": "ab"}, RESPONSES: {"input": "hi"}}
+
+
+def logits(ids: tuple[int, ...]) -> list[float]:
+    """A distribution with ties and a token that cannot come, which depends on the last token."""
+    row = [float((token * 7 + ids[-1]) % 11) for token in range(VOCABULARY)]
+    row[200] = -math.inf
+    return row
+
+
+def wanted(ids: Sequence[int]) -> list[float]:
+    """The log probabilities of what follows a sequence, by definition."""
+    row = logits(tuple(ids))
+    total = math.log(math.fsum(math.exp(value) for value in row))
+    return [c_float(value - total).value for value in row]
+
+
+def likeliest(values: Sequence[float], count: int) -> list[int]:
+    return sorted(range(len(values)), key=lambda token: (-values[token], token))[:count]
+
+
+def live(text: str | bytes | list[int] = TEXT, **options: Any) -> LiveServer:
+    tokens = text if isinstance(text, list) else reply(text)
+    model = FULL | options.pop("model", {})
+    replay = {"logits": logits, "max_rows": 8} | options.pop("replay", {})
+    return LiveServer(script=lambda prompt, choice: tokens, model=model, replay=replay, **options)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[LiveServer]:
+    with live() as up:
+        yield up
+        up.idle()
+
+
+def ask(server: LiveServer, path: str, **fields: Any) -> Any:
+    status, answer = server.post(path, ASK[path] | fields)
+    assert status == 200, answer
+    return answer
+
+
+def stream(server: LiveServer, path: str, **fields: Any) -> list[Any]:
+    status, _, data = server.request("POST", path, ASK[path] | fields | {"stream": True})
+    assert status == 200, data
+    if path != RESPONSES:
+        found = events(data)
+        assert found.pop() == "[DONE]"
+        return found
+    return [json.loads(line[6:]) for line in data.decode().split("\n") if line.startswith("data: ")]
+
+
+def entries(server: LiveServer, path: str, **fields: Any) -> list[list[Any]]:
+    """Asks whole and streamed, checks that the entries of each choice are the same, and returns them."""
+    whole, chunks = ask(server, path, **fields), stream(server, path, **fields)
+    if path == RESPONSES:
+        parts = [part for item in whole["output"] if item["type"] == "message" for part in item["content"]]
+        found = [entry for part in parts for entry in part["logprobs"]]
+        deltas = [chunk for chunk in chunks if chunk["type"] == "response.output_text.delta"]
+        assert [entry for delta in deltas for entry in delta["logprobs"]] == found
+        done = [chunk for chunk in chunks if chunk["type"] == "response.output_text.done"]
+        assert [entry for chunk in done for entry in chunk["logprobs"]] == found
+        final = [part for item in chunks[-1]["response"]["output"] for part in item.get("content", [])]
+        assert [entry for part in final for entry in part.get("logprobs", [])] == found
+        return [found]
+    result = []
+    for choice in whole["choices"]:
+        shown = [c["choices"][0] for c in chunks if c["choices"] and c["choices"][0]["index"] == choice["index"]]
+        rated = [one["logprobs"] for one in shown if one["logprobs"] is not None]
+        if path == CHAT:
+            assert [entry for one in rated for entry in one["content"]] == choice["logprobs"]["content"]
+            result.append(choice["logprobs"]["content"])
+        else:
+            joined = {name: [item for one in rated for item in one[name]] for name in choice["logprobs"]}
+            assert joined == choice["logprobs"]
+            assert "".join(one["text"] for one in shown) == choice["text"]
+            result.append([joined])
+    return result
+
+
+def test_chat_entries_hold_the_models_distribution(server: LiveServer) -> None:
+    """B44: exact bytes, also of half characters, and the values of the whole vocabulary."""
+    prompt = ask(server, CHAT, return_token_ids=True)["prompt_token_ids"]
+    (found,) = entries(server, CHAT, top_logprobs=3, temperature=0.7, top_k=1)
+    assert bytes(byte for entry in found for byte in entry["bytes"]) == TEXT.encode()
+    assert [entry["token"] for entry in found[:3]] == ["H", "\ufffd", "\ufffd"]
+    for place, entry in enumerate(found):
+        values = wanted([*prompt, *TEXT.encode()[:place]])
+        assert entry["logprob"] == values[TEXT.encode()[place]]
+        tops = likeliest(values, 3)
+        assert [top["logprob"] for top in entry["top_logprobs"]] == [values[token] for token in tops]
+        assert [top["bytes"] for top in entry["top_logprobs"] if len(top["bytes"]) == 1] == [[t] for t in tops if t < 256]
+    assert all(set(entry) == {"token", "logprob", "bytes", "top_logprobs"} for entry in found)
+    assert all(set(top) == {"token", "logprob", "bytes"} for entry in found for top in entry["top_logprobs"])
+
+
+def test_no_alternatives_and_no_entries(server: LiveServer) -> None:
+    assert all(entry["top_logprobs"] == [] for entry in entries(server, CHAT)[0])
+    for fields in ({"logprobs": False}, {"logprobs": None, "top_logprobs": 0}, {"logprobs": False, "top_logprobs": 0}):
+        assert ask(server, CHAT, **fields)["choices"][0]["logprobs"] is None
+    assert ask(server, RAW, logprobs=None)["choices"][0]["logprobs"] is None
+    answer = ask(server, RESPONSES, include=["other"], top_logprobs=0)
+    assert answer["output"][0]["content"][0]["logprobs"] == [] and answer["top_logprobs"] == 0
+    assert ask(server, RESPONSES, top_logprobs=4)["top_logprobs"] == 4
+
+
+@pytest.mark.parametrize("path", ROUTES)
+def test_asking_changes_no_token(path: str) -> None:
+    with LiveServer(model=FULL | {"defaults": {}}) as up:
+        fields = {"seed": 3, "ignore_eos": True, "max_output_tokens" if path == RESPONSES else "max_tokens": 30}
+
+        def said(body: dict[str, Any]) -> Any:
+            answer = up.post(path, body | fields)[1]
+            if path == RESPONSES:
+                return [part["text"] for item in answer["output"] for part in item["content"]]
+            return [choice.get("text") or choice["message"] for choice in answer["choices"]]
+
+        assert said(MINIMAL[path]) == said(ASK[path])
+
+
+@pytest.mark.parametrize("path", [CHAT, RAW])
+def test_choices_have_entries_of_their_own(path: str) -> None:
+    with LiveServer(script=lambda prompt, choice: reply("abc"[choice] * (choice + 1)), model=FULL) as up:
+        found = entries(up, path, n=3)
+        names = [one["tokens"] if path == RAW else [e["token"] for e in found[i]] for i, (one, *_) in enumerate(found)]
+        assert names == [["a"], ["b", "b"], ["c", "c", "c"]]
+
+
+def test_which_tokens_have_entries(server: LiveServer) -> None:
+    """B59: not the end token, unless it is passed over; not the tokens of stops."""
+    assert len(entries(server, CHAT)[0]) == len(TEXT.encode())
+    for stop in ({"stop_token_ids": [ord("!")]}, {"stop_token_sequences": [[ord(" "), 0xF0]]}, {"stop": "😊!"}):
+        (found,) = entries(server, CHAT, **stop)
+        size = len(TEXT.encode()) - (1 if "stop_token_ids" in stop else 6 if "stop" not in stop else 5)
+        assert len(found) == size, stop
+    with live([120, EOS, EOS, 121]) as up:
+        answer = ask(up, RAW, ignore_eos=True, max_tokens=4)
+        (choice,) = answer["choices"]
+        assert (choice["finish_reason"], answer["usage"]["completion_tokens"]) == ("length", 4)
+        assert choice["logprobs"]["tokens"] == ["x", "<|im_end|>", "<|im_end|>", "y"]
+        assert choice["logprobs"]["text_offset"] == [0, 1, 1, 1]
+        (found,) = entries(up, CHAT, ignore_eos=True, max_tokens=4)
+        assert bytes(found[1]["bytes"]) == b"<|im_end|>"
+
+
+def test_minus_infinity_and_strict_json(server: LiveServer) -> None:
+    """B45: tokens that cannot come are shown, and as a number."""
+    (found,) = entries(server, CHAT, logprob_token_ids=[200, 65])
+    assert {entry["top_logprobs"][0]["logprob"] for entry in found} == {-9999.0}
+    with live([200, EOS]) as up:
+        _, _, data = up.request("POST", RAW, {"prompt": "x", "logprobs": 2})
+        choice = json.loads(data, parse_constant=lambda word: pytest.fail(word))["choices"][0]
+        assert choice["logprobs"]["token_logprobs"] == [-9999.0]
+        _, _, data = up.request("POST", RAW, {"prompt": [1, 200], "prompt_logprobs": 0, "max_tokens": 0})
+        choice = json.loads(data, parse_constant=lambda word: pytest.fail(word))["choices"][0]
+        assert choice["prompt_logprobs"][1] == {
+            "200": {"logprob": -9999.0, "rank": VOCABULARY, "decoded_token": "\ufffd"},
+        }
+
+
+def test_columns_of_completions(server: LiveServer) -> None:
+    ((found,),) = entries(server, RAW, logprobs=2)
+    data = TEXT.encode()
+    assert found["tokens"] == [bytes([byte]).decode(errors="replace") for byte in data]
+    assert found["text_offset"] == [0, 1, 1, 2, 3, 3, 3, 3, 4]
+    for place, top in enumerate(found["top_logprobs"]):
+        values = wanted([97, 98, *data[:place]])
+        assert found["token_logprobs"][place] == values[data[place]]
+        assert max(top.values()) == max(values) and found["tokens"][place] in top
+
+
+def test_alternatives_of_one_string_and_ties() -> None:
+    """B47: the first of several tokens with one string counts, equal ones come by their ids."""
+    table = {98: 2.0, 97: 2.0, 0xC3: 1.0, 0xF0: 0.5}
+
+    def row(ids: tuple[int, ...]) -> list[float]:
+        return [table.get(token, -9.0) for token in range(VOCABULARY)]
+
+    values = [row(())[token] for token in range(VOCABULARY)]
+    total = math.log(math.fsum(map(math.exp, values)))
+    with live([97, EOS], replay={"logits": row}) as up:
+        (top,) = ask(up, RAW, logprobs=4)["choices"][0]["logprobs"]["top_logprobs"]
+        assert list(top) == ["a", "b", "\ufffd"] and top["\ufffd"] == c_float(1.0 - total).value
+        (top,) = ask(up, RAW, logprobs=4, return_tokens_as_token_ids=True)["choices"][0]["logprobs"]["top_logprobs"]
+        assert list(top) == ["token_id:97", "token_id:98", "token_id:195", "token_id:240"]
+        assert len(ask(up, RAW, logprobs=0)["choices"][0]["logprobs"]["top_logprobs"][0]) == 1
+
+
+@pytest.mark.parametrize("path", ROUTES)
+def test_tokens_named_by_their_ids(server: LiveServer, path: str) -> None:
+    (found,) = entries(server, path, return_tokens_as_token_ids=True, logprob_token_ids=[5, 72])
+    if path == RAW:
+        assert found[0]["tokens"][0] == "token_id:72"
+        assert list(found[0]["top_logprobs"][0]) == ["token_id:5", "token_id:72"]
+    else:
+        assert (found[0]["token"], found[0]["bytes"]) == ("token_id:72", [72])
+        assert [top["token"] for top in found[0]["top_logprobs"]] == ["token_id:5", "token_id:72"]
+        assert [top["token"] for top in found[1]["top_logprobs"]] == ["token_id:5", "token_id:72", "token_id:195"]
+
+
+@pytest.mark.parametrize("path", ROUTES)
+def test_explicit_tokens(server: LiveServer, path: str) -> None:
+    """In the caller's order, each once, the token itself behind them; null and nothing are not sent."""
+    (found,) = entries(server, path, logprob_token_ids=[9, 240, 9, 3])
+    sizes = [len(one) for one in found[0]["top_logprobs"]] if path == RAW else [len(e["top_logprobs"]) for e in found]
+    assert set(sizes) <= {3, 4}
+    if path != RAW:
+        shown = [bytes(top["bytes"]) for top in found[0]["top_logprobs"]]
+        assert shown == [b"\x09", b"\xf0", b"\x03", b"H"]
+    for nothing in (None, []):
+        assert entries(server, path, logprob_token_ids=nothing) == entries(server, path)
+    wide = list(range(128))
+    (found,) = entries(server, path, logprob_token_ids=wide)
+    assert len(found[0]["top_logprobs"][0] if path == RAW else found[1]["top_logprobs"]) in (128, 129)
+
+
+SYNTAX = OutputSyntax(tools="hermes", reasoning=("<think>", "</think>"))
+CALL = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
+TOOLS = [{"type": "function", "function": {"name": "f"}}]
+
+
+def test_reasoning_calls_and_delimiters() -> None:
+    """B48: Chat has an entry for each token, Responses for those that begin text of a message."""
+    text = f"<think>hm</think>\n\nSo <b> {CALL}"
+    with live(text, model=FULL | {"output": SYNTAX}) as up:
+        (found,) = entries(up, CHAT, tools=TOOLS)
+        assert bytes(byte for entry in found for byte in entry["bytes"]).decode() == text
+        tools = [{"type": "function", "name": "f"}]
+        (found,) = entries(up, RESPONSES, tools=tools)
+        assert bytes(byte for entry in found for byte in entry["bytes"]).decode() == "So <b> "
+        named = {"tool_choice": {"type": "function", "name": "f"}}
+        assert entries(up, RESPONSES, tools=tools, **named) == [[]]
+
+
+def test_a_delimiter_that_is_spelled_out_is_text() -> None:
+    text = "It is called </think> there."
+    with live(text, model=FULL | {"output": SYNTAX}) as up:
+        (found,) = entries(up, RESPONSES)
+        assert bytes(byte for entry in found for byte in entry["bytes"]).decode() == text
+
+
+def test_scores_of_a_chats_prompt(server: LiveServer) -> None:
+    answer = ask(server, CHAT, prompt_logprobs=2, return_token_ids=True, n=2)
+    ids, found = answer["prompt_token_ids"], answer["prompt_logprobs"]
+    check_scores(ids, found, 2)
+    assert "prompt_logprobs" not in answer["choices"][0] and answer["usage"]["prompt_tokens"] == len(ids)
+    assert ask(server, CHAT, logprobs=False, prompt_logprobs=0)["prompt_logprobs"][0] is None
+
+
+def check_scores(ids: Sequence[int], found: list[Any], alternatives: int) -> None:
+    """Checks `prompt_logprobs` against the definition."""
+    assert found[0] is None and len(found) == len(ids)
+    for place, item in enumerate(found[1:], 1):
+        values = wanted(ids[:place])
+        assert next(iter(item)) == str(ids[place])
+        assert set(item) == {str(token) for token in [*likeliest(values, alternatives), ids[place]]}
+        for token, scored in item.items():
+            value = values[int(token)]
+            assert scored["logprob"] == (value if value > -math.inf else -9999.0)
+            assert scored["rank"] == 1 + sum(other > value for other in values)
+
+
+def test_scores_of_several_prompts(server: LiveServer) -> None:
+    """B51: each prompt has its own, in every choice; nothing is generated, and each prompt is scored once."""
+    before = server.runtime.stats()
+    prompts = [[5, 6, 7], [5, 6], [8]]
+    status, answer = server.post(RAW, {"prompt": prompts, "prompt_logprobs": 3, "max_tokens": 0, "n": 2})
+    assert status == 200, answer
+    assert [choice["index"] for choice in answer["choices"]] == list(range(6))
+    for index, choice in enumerate(answer["choices"]):
+        check_scores(prompts[index // 2], choice["prompt_logprobs"], 3)
+        assert (choice["text"], choice["logprobs"], choice["finish_reason"]) == ("", None, "length")
+    assert (answer["usage"]["prompt_tokens"], answer["usage"]["completion_tokens"]) == (6, 0)
+    after = server.runtime.stats()
+    assert (after.scored_tokens - before.scored_tokens, after.generated_tokens) == (3, before.generated_tokens)
+    status, answer = server.post(RAW, {"prompt": prompts, "echo": True, "logprobs": 2, "max_tokens": 0})
+    assert [len(choice["logprobs"]["tokens"]) for choice in answer["choices"]] == [3, 2, 1]
+    assert all(choice["logprobs"]["token_logprobs"][0] is None for choice in answer["choices"])
+    assert [choice["text"] for choice in answer["choices"]] == ["\x05\x06\x07", "\x05\x06", "\x08"]
+
+
+def test_scores_do_not_come_from_a_cache(server: LiveServer) -> None:
+    """B50: the same numbers the second time, and of a shared beginning."""
+    prompt = list(range(1, 60))
+    body = {"prompt": prompt, "max_tokens": 1, "prompt_logprobs": 3}
+    first = server.post(RAW, body)[1]
+    assert server.post(RAW, body)[1]["choices"][0]["prompt_logprobs"] == first["choices"][0]["prompt_logprobs"]
+    other = server.post(RAW, body | {"prompt": [*prompt[:40], 99]})[1]["choices"][0]["prompt_logprobs"]
+    assert other[:40] == first["choices"][0]["prompt_logprobs"][:40]
+
+
+@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize("prompt", ["Hé there", [[72, 105], [104, IM_END, 97]], ["a", "bcd"], "x"])
+def test_an_echoed_prompt_has_entries(server: LiveServer, prompt: Any, n: int) -> None:
+    """B49: before those of the answer, whose places go on behind the echoed text."""
+    found = entries(server, RAW, prompt=prompt, echo=True, logprobs=1, n=n, max_tokens=2)
+    answer = ask(server, RAW, prompt=prompt, echo=True, logprobs=1, n=n, max_tokens=2, return_token_ids=True)
+    assert len(found) == len(answer["choices"])
+    for (columns,), choice in zip(found, answer["choices"], strict=True):
+        ids = choice["prompt_token_ids"]
+        check_scores(ids, choice["prompt_logprobs"], 1)
+        assert columns["token_logprobs"][0] is columns["top_logprobs"][0] is None
+        count = len(ids)
+        texts = columns["tokens"][:count]
+        assert columns["text_offset"][:count] == [sum(map(len, texts[:place])) for place in range(count)]
+        echoed = len(choice["text"]) - 1  # the second generated byte is half a character
+        assert columns["text_offset"][count:] == [echoed - 1, echoed]
+        for place, token in enumerate(ids[1:], 1):
+            assert columns["token_logprobs"][place] == choice["prompt_logprobs"][place][str(token)]["logprob"]
+            assert len(columns["top_logprobs"][place]) in (1, 2)
+
+
+def test_a_stream_has_a_chunk_for_each_scored_part(server: LiveServer) -> None:
+    """The echoed text, then at most as many tokens as a step has rows for, then the answer."""
+    chunks = [chunk["choices"][0] for chunk in stream(server, RAW, prompt="p" * 20, echo=True, logprobs=1, max_tokens=1)]
+    assert (chunks[0]["text"], chunks[0]["logprobs"]) == ("p" * 20, None)
+    scored = [chunk for chunk in chunks[1:] if chunk["text"] == "" and chunk["finish_reason"] is None]
+    sizes = [len(chunk["logprobs"]["tokens"]) for chunk in scored]
+    assert sum(sizes) == 20 and len(sizes) > 2 and max(sizes) <= 8 + 1
+    assert chunks[len(scored) + 1]["text"] == "H"
+
+
+def test_a_number_for_prompt_logprobs_alone(server: LiveServer) -> None:
+    for alternatives in (0, 3):
+        (choice,) = ask(server, RAW, prompt=[1, 2, 3], echo=True, logprobs=1, prompt_logprobs=alternatives)["choices"]
+        check_scores([1, 2, 3], choice["prompt_logprobs"], alternatives)
+        assert [len(top) for top in choice["logprobs"]["top_logprobs"][1:3]] in ([1, 2], [2, 2], [2, 1])
+    ids = {"logprob_token_ids": [5], "max_tokens": 0, "echo": True}
+    (choice,) = ask(server, RAW, prompt=[1, 2], logprobs=1, **ids)["choices"]
+    check_scores([1, 2], choice["prompt_logprobs"], 1)
+
+
+def refused(server: LiveServer, path: str, fields: dict[str, Any]) -> dict[str, Any]:
+    version = {"anthropic-version": "2023-06-01"} if path == MESSAGES else {}
+    minimal = {"messages": HI, "max_tokens": 5} if path == MESSAGES else MINIMAL[path]
+    status, answer = server.post(path, minimal | fields, **version)
+    assert status == 400, (fields, answer)
+    return answer["error"]
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param", "words"),
+    [
+        (CHAT, {"top_logprobs": 2}, "top_logprobs", "logprobs: true"),
+        (CHAT, {"top_logprobs": 2, "logprobs": False}, "top_logprobs", "logprobs: true"),
+        (CHAT, {"logprobs": True, "top_logprobs": 21}, "top_logprobs", "21"),
+        (CHAT, {"logprobs": True, "top_logprobs": -1}, "top_logprobs", "-1"),
+        (CHAT, {"logprobs": True, "top_logprobs": True}, "top_logprobs", "integer"),
+        (CHAT, {"logprobs": True, "top_logprobs": 2.0}, "top_logprobs", "integer"),
+        (CHAT, {"logprobs": 1}, "logprobs", "true or false"),
+        (CHAT, {"prompt_logprobs": 21}, "prompt_logprobs", "21"),
+        (CHAT, {"prompt_logprobs": False}, "prompt_logprobs", "integer"),
+        (CHAT, {"prompt_logprobs": 0, "stream": True}, "prompt_logprobs", "stream"),
+        (CHAT, {"prompt_logprobs": 1, "max_tokens": 0}, "max_tokens", "0"),
+        (CHAT, {"logprob_token_ids": [1]}, "logprob_token_ids", "logprobs: true"),
+        (CHAT, {"logprob_token_ids": [1], "logprobs": False, "top_logprobs": 0}, "logprob_token_ids", "logprobs"),
+        (CHAT, {"logprobs": True, "logprob_token_ids": [1, VOCABULARY]}, "logprob_token_ids[1]", str(VOCABULARY)),
+        (CHAT, {"logprobs": True, "logprob_token_ids": [1, 2, -1]}, "logprob_token_ids[2]", "-1"),
+        (CHAT, {"logprobs": True, "logprob_token_ids": [True]}, "logprob_token_ids[0]", "integer"),
+        (CHAT, {"logprobs": True, "logprob_token_ids": [1] * 129}, "logprob_token_ids", "129"),
+        (CHAT, {"return_tokens_as_token_ids": 1}, "return_tokens_as_token_ids", "true or false"),
+        (RAW, {"logprobs": True}, "logprobs", "integer"),
+        (RAW, {"logprobs": False}, "logprobs", "integer"),
+        (RAW, {"logprobs": 1.0}, "logprobs", "integer"),
+        (RAW, {"logprobs": 21}, "logprobs", "21"),
+        (RAW, {"logprob_token_ids": [1]}, "logprob_token_ids", "logprobs"),
+        (RAW, {"prompt_logprobs": 0, "stream": True}, "prompt_logprobs", "stream"),
+        (RAW, {"prompt_logprobs": 1, "echo": True, "logprobs": 1, "stream": True}, "prompt_logprobs", "stream"),
+        (RAW, {"top_logprobs": 1}, "top_logprobs", "unknown"),
+        (RESPONSES, {"top_logprobs": 1}, "top_logprobs", "include"),
+        (RESPONSES, {"include": INCLUDE, "top_logprobs": 21}, "top_logprobs", "21"),
+        (RESPONSES, {"logprob_token_ids": [1]}, "logprob_token_ids", "include"),
+        (RESPONSES, {"prompt_logprobs": 0}, "prompt_logprobs", "not supported"),
+        *((MESSAGES, {name: value}, name, name) for name, value in (("logprobs", True), ("top_logprobs", 0))),
+        *((MESSAGES, {name: value}, name, name) for name, value in (("logprob_token_ids", []), ("prompt_logprobs", 0))),
+        (MESSAGES, {"return_tokens_as_token_ids": False}, "return_tokens_as_token_ids", "return_tokens_as_token_ids"),
+    ],
+)
+def test_what_is_refused(server: LiveServer, path: str, fields: dict[str, Any], param: str, words: str) -> None:
+    error = refused(server, path, fields)
+    assert words in error["message"] and error["message"].startswith(param)
+    if path != MESSAGES:
+        assert error["param"] == param
+
+
+def test_a_core_without_any() -> None:
+    with LiveServer(script=lambda prompt, choice: reply("ok")) as up:
+        for path, param in ((CHAT, "logprobs"), (RAW, "logprobs"), (RESPONSES, "include")):
+            error = refused(up, path, ASK[path])
+            assert error["param"] == param and "export the core again" in error["message"]
+            error = refused(up, path, ASK[path] | ({"logprobs": 3} if path == RAW else {"top_logprobs": 3}))
+            assert error["param"] == param
+        for path in (CHAT, RAW):
+            error = refused(up, path, {"prompt_logprobs": 0})
+            assert error["param"] == "prompt_logprobs" and "ignition export --prompt-logprobs" in error["message"]
+        assert up.post(RAW, {"prompt": "ab", "echo": True})[1]["choices"][0]["text"] == "abok"
+        assert up.post(CHAT, {"messages": HI, "logprobs": False, "top_logprobs": 0, "logprob_token_ids": []})[0] == 200
+
+
+def test_what_a_core_gives_bounds_requests() -> None:
+    few = {"max_top_logprobs": 3, "explicit_ids": 0, "scores_prompts": False}
+    with live(model=few) as up:
+        assert len(entries(up, CHAT, top_logprobs=3)[0][0]["top_logprobs"]) == 3
+        for path, field in ((CHAT, "top_logprobs"), (RAW, "logprobs"), (RESPONSES, "top_logprobs")):
+            error = refused(up, path, ASK[path] | {field: 4})
+            assert error["param"] == field and "at most 3" in error["message"] and "again" in error["message"]
+            error = refused(up, path, ASK[path] | {"logprob_token_ids": [1]})
+            assert error["param"] == "logprob_token_ids" and "export the core again" in error["message"]
+        error = refused(up, RAW, {"echo": True, "logprobs": 0})
+        assert error["param"] == "echo" and "ignition export --prompt-logprobs" in error["message"]
+    with live(model={"explicit_ids": 2}) as up:
+        assert ask(up, CHAT, logprob_token_ids=[1, 2, 1])
+        assert refused(up, CHAT, ASK[CHAT] | {"logprob_token_ids": [1, 2, 3]})["param"] == "logprob_token_ids"
+
+
+def test_scores_are_bounded() -> None:
+    size, alternatives = 2000, 20
+    n = MAX_PROMPT_VALUES // (size * (alternatives + 1))
+    replay = {"max_context": 4096, "kv_pages": 512, "max_step_tokens": 512}
+    with LiveServer(script=lambda p, c: reply("x"), model=FULL | {"context_length": 4096}, replay=replay) as up:
+        body = {"prompt": [1] * size, "prompt_logprobs": alternatives, "max_tokens": 0}
+        error = refused(up, RAW, body | {"n": n + 1})
+        assert (error["param"], str(MAX_PROMPT_VALUES) in error["message"]) == ("prompt_logprobs", True)
+        error = refused(up, RAW, {"prompt": [1] * size, "echo": True, "logprobs": 20, "n": n + 1, "max_tokens": 0})
+        assert error["param"] == "echo"
+
+
+def test_a_client_that_goes_away_while_its_prompt_is_scored(server: LiveServer) -> None:
+    server.replay.pause()
+    body = {"prompt": "p" * 60, "echo": True, "logprobs": 1, "n": 2, "stream": True}
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+    connection.request("POST", RAW, json.dumps(body), {"Content-Type": "application/json"})
+    server.replay.wait_until_held()
+    connection.close()
+    server.replay.resume()
+    server.idle()
