@@ -9,6 +9,7 @@ from aiohttp import web
 
 from flare.errors import RequestError
 from flare.http.codings import CODINGS
+from flare.protocols import systemone
 from flare.protocols.refusals import shown
 from flare.service.admission import Share, too_large
 from flare.service.errors import Refusal
@@ -18,7 +19,7 @@ JSON_TYPES = ("application/json", "text/json")
 
 
 def check_media_type(request: web.BaseRequest) -> None:
-    """Raises RequestError (415) for a body that cannot be, or may not pass for, JSON.
+    """Raises RequestError (415) for a body that cannot be, or may not pass for, JSON; 400 for System One's images.
 
     Command-line tools and HTTP libraries send JSON under whatever type is their default, or under none, so that other names
     than application/json are taken for it. Not so from a web page (a request with `Origin`): a form, plain text or data
@@ -29,6 +30,10 @@ def check_media_type(request: web.BaseRequest) -> None:
         return
     media = request.content_type if "Content-Type" in request.headers else ""
     from_page = "Origin" in request.headers
+    if media == "multipart/form-data" and request.path == systemone.PATH and not from_page:
+        # System One's images come so. The body is not read: with or without them there is no core that sees.
+        content_coding(request, ("identity",))
+        raise systemone.no_images("Content-Type")
     if media.startswith("multipart/") or (from_page and media not in JSON_TYPES and not media.endswith("+json")):
         what = f"{shown(media)} is not served here" if media else "missing in a request of a web page"
         raise RequestError(f"Content-Type: {what}; send JSON as application/json", status=415)

@@ -22,6 +22,9 @@ from flare.service.exchange import EVENTS_TYPE, Body, Incoming, bytes_reply
 from flare.service.stream import EventStream
 from flare.service.workers import Workers
 
+ID_HEADERS = ("x-request-id", "request-id")
+"""What the id of a response is called: OpenAI's SDKs read the one, Anthropic's the other."""
+
 
 class Asked(NamedTuple):
     """What a body asks for: decoded, in tokens, and the texts of the prompts where they are to be echoed."""
@@ -92,7 +95,7 @@ class Generator:
         stream = EventStream()
         listener = stream_listener(stream, endpoint, response)
         echo(asked, listener)
-        with self._answer(asked.prepared, meter.over(listener), stream.end, response.arrived_at):
+        with self.running(asked.prepared, meter.over(listener), stream.end, response.arrived_at):
             await incoming.stream({"content-type": EVENTS_TYPE, **request_id(response)}, stream)
 
     async def _collect(
@@ -111,7 +114,7 @@ class Generator:
                 done.set_exception(RuntimeError("the answer could not be collected"))
 
         echo(asked, listen)
-        with self._answer(asked.prepared, meter.over(listen, whole=True), close, response.arrived_at):
+        with self.running(asked.prepared, meter.over(listen, whole=True), close, response.arrived_at):
             await done
         if collected.failed is not None:
             raise collected.failed.error
@@ -127,7 +130,7 @@ class Generator:
         return await self.workers.run(partial(endpoint.encode, response, collected))
 
     @contextmanager
-    def _answer(
+    def running(
         self, prepared: Prepared, listener: Listener, close: Callable[[], None], arrived_at: float
     ) -> Iterator[None]:
         """An answer that the model works on; the end of the block ends it, if it has not come to its own."""
@@ -190,9 +193,8 @@ def echo(asked: Asked, listener: Listener) -> None:
 
 
 def request_id(response: Response) -> dict[str, str]:
-    """Returns the headers that every response to a submitted request carries: OpenAI's SDKs read the one, Anthropic's the
-    other."""
-    return {"x-request-id": response.id, "request-id": response.id}
+    """Returns the headers that every response to a submitted request carries."""
+    return dict.fromkeys(ID_HEADERS, response.id)
 
 
 def shutting_down() -> RequestError:

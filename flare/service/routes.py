@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from flare.config import ServerSettings
+from flare.decisions.endpoint import DecisionEndpoint
 from flare.errors import RequestError
 from flare.failures import for_log
 from flare.metrics import OTHER_ROUTE, Load, Reading
@@ -16,13 +17,16 @@ from flare.protocols import metrics as reports
 from flare.protocols import ollama
 from flare.protocols.chat import ChatCompletions
 from flare.protocols.completions import Completions
+from flare.protocols.decisions import Decisions
 from flare.protocols.encoding import error_object
 from flare.protocols.endpoint import GenerationEndpoint, encode_json
 from flare.protocols.messages import CountTokens, Messages
 from flare.protocols.models import find_model, model_info, model_list
 from flare.protocols.refusals import shown
 from flare.protocols.responses import Responses
+from flare.protocols.systemone import SystemOne
 from flare.runtime import Runtime
+from flare.service.decide import Decider
 from flare.service.errors import Envelope, Refusal, error_reply, failure, ollama_error
 from flare.service.exchange import Incoming, Reply, bytes_reply, json_reply
 from flare.service.generate import Generator, shutting_down
@@ -34,6 +38,7 @@ Handler = Callable[[Incoming], Awaitable[Reply | None]]
 """Answers a request on its route; returns the reply, or None when it has sent its answer itself."""
 
 GENERATION: tuple[GenerationEndpoint, ...] = (ChatCompletions(), Completions(), Messages(), Responses())
+DECISIONS: tuple[DecisionEndpoint, ...] = (SystemOne(), Decisions())
 MODEL_PREFIX = "/v1/models/"
 MODEL_ROUTE = MODEL_PREFIX + "{model}"
 PLAIN = ("identity",)
@@ -67,6 +72,10 @@ class Service:
         for endpoint in GENERATION:
             self.routes[endpoint.path] = {"POST": self.generator.handler(endpoint)}
             self.envelopes[endpoint.path] = endpoint.error
+        decider = Decider(self.generator)
+        for decisions in DECISIONS:
+            self.routes[decisions.path] = {"POST": decider.handler(decisions)}
+            self.envelopes[decisions.path] = decisions.error
         model = runtime.model
         self.get("/v1/models", lambda: model_list(model))
         self.get("/v1/flare/model_info", lambda: model_info(model))

@@ -1,0 +1,118 @@
+"""From a question to its prompt, and to the tokens whose log probabilities are its answer.
+
+The state comes first, as a message of its own and the same for all questions of a request; the question follows with its
+options, each behind a label, and with the cue for the answer. The model is to answer with a label.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from flare.conversation import Thinking
+from flare.decisions.labels import SPELLINGS, LabelFinder, Labels
+from flare.decisions.questions import Inquiry, Question
+from flare.errors import RequestError
+from flare.served import ServedModel
+from flare.thinking import opens_reasoning, template_variables
+
+if TYPE_CHECKING:
+    from flare.text.prompt import Rendered
+    from flare.text.template import ChatTemplate
+    from flare.text.tokenizer import Tokenizer
+
+CUE = "Answer:"
+"""What the question ends with."""
+
+NO_THINKING = Thinking(switch=False, nearest=True)
+ATTEMPTS = 4
+"""How often labels are looked for behind prompts that name the labels found before."""
+
+
+class Read(NamedTuple):
+    """One question, ready to be asked: its prompt, and the token of each option's label."""
+
+    prompt: array[int]
+    labels: tuple[int, ...]
+
+
+class Compiler:
+    """Makes prompts of questions for one model. `compile` may be called from several threads at once."""
+
+    def __init__(self, model: ServedModel, tokenizer: Tokenizer, template: ChatTemplate | None) -> None:
+        self._model = model
+        self._tokenizer = tokenizer
+        self._template = template
+        self._finder = LabelFinder(tokenizer)
+
+    def compile(self, inquiry: Inquiry) -> list[Read]:
+        """Returns every question of an inquiry, ready to be asked.
+
+        Raises RequestError where the core or its template cannot be asked, where a question has more options than there are
+        labels, and where a prompt does not fit the context.
+        """
+        variables = self._variables(inquiry)
+        return [self._read(inquiry, question, variables) for question in inquiry.questions]
+
+    def _variables(self, inquiry: Inquiry) -> Mapping[str, Any]:
+        """Returns the template's variables, after the checks of what the core has."""
+        model = self._model
+        if model.explicit_ids == 0:
+            text = "this core gives no log probabilities of chosen tokens, by which options are read"
+            raise RequestError(f"{text}; export the model again", param="questions", code="unsupported_parameter")
+        if self._template is None:
+            text = "this core has no chat template, through which questions are asked; serve a model that has one"
+            raise RequestError(text, param="questions", code="unsupported_parameter")
+        if opens_reasoning(NO_THINKING, model.thinking, otherwise=model.opens_reasoning):
+            text = "this model's chat template cannot switch thinking off, so that no reply begins with its answer"
+            raise RequestError(f"{text}; serve a model that can", param="questions", code="unsupported_parameter")
+        return template_variables(NO_THINKING, model.thinking)
+
+    def _read(self, inquiry: Inquiry, question: Question, variables: Mapping[str, Any]) -> Read:
+        """Compiles one question. Which labels there are depends on how the prompt ends, and the prompt names them: they count
+        when they are found behind the prompt that names just these."""
+        wanted = len(question.options)
+        spellings = SPELLINGS[:wanted]
+        found = Labels((), ())
+        for _ in range(ATTEMPTS):
+            rendered = self._render(inquiry.state, question_text(question, spellings), variables)
+            prompt = self._tokenizer.encode_rendered(*rendered)
+            self._model.check_room(len(prompt), inquiry.state_field)
+            found = self._finder.find(rendered, prompt, wanted)
+            most = min(len(found.tokens), self._model.explicit_ids)
+            if most < wanted:
+                text = f"{question.field}: {wanted} options, this model has labels for {most}; ask with fewer"
+                raise RequestError(text, param=question.field)
+            if found.spellings == spellings:
+                return Read(array("i", prompt), found.tokens)
+            spellings = found.spellings
+        text = "what this model's chat template makes of a question leaves no room for labels of one token"
+        raise RequestError(f"{text}; serve another model", param=question.field, code="unsupported_parameter")
+
+    def _render(self, state: str, question: str, variables: Mapping[str, Any]) -> Rendered:
+        """Renders state and question as two messages, or as one for a template that wants turns to alternate."""
+        from flare.text.prompt import render_prompt
+        from flare.text.template import TemplateRefusal
+
+        assert self._template is not None
+        apart = [{"role": "user", "content": state}, {"role": "user", "content": question}]
+        try:
+            return render_prompt(self._tokenizer, self._template, apart, variables=variables)
+        except TemplateRefusal:
+            joined = [{"role": "user", "content": f"{state}\n\n{question}"}]
+            return render_prompt(self._tokenizer, self._template, joined, variables=variables)
+
+
+def question_text(question: Question, labels: tuple[str, ...]) -> str:
+    """Returns the message that asks a question: what is asked, the options behind their labels, and the cue."""
+    return "\n".join(_lines(question, labels))
+
+
+def _lines(question: Question, labels: tuple[str, ...]) -> Iterator[str]:
+    yield question.instructions
+    yield ""
+    yield from (f"{label}. {option}" for label, option in zip(labels, question.options, strict=False))
+    yield ""
+    yield "Reply with nothing but the label of the option that fits best."
+    yield CUE
