@@ -20,6 +20,9 @@ LOGPROBS = "log probabilities are not served yet"
 IMAGE = "the model takes text only"
 UNKNOWN = "no field of the protocol; the client sends the request again without it"
 HOSTED = "tools of a provider are not run here"
+FAULT = "the client sends a body that the schema of System One forbids"
+MANY = "a choice has more options than System One takes here"
+LABELS = "the tests' tokenizer knows single bytes, which make 62 labels"
 REQUIRED = "the protocol requires it; the client tests that"
 
 REFUSED: dict[tuple[str, int], Refusal] = {
@@ -68,6 +71,21 @@ REFUSED: dict[tuple[str, int], Refusal] = {
     ("instructor", 3): Refusal(400, "response_format:", STRUCTURED),
     ("instructor", 5): Refusal(400, "text.format:", STRUCTURED),
     ("js-sdks", 8): Refusal(400, "response_format:", STRUCTURED),
+    ("jevcompat", 14): Refusal(400, "questions.queue.criteria: 64 options", LABELS),
+    ("jevcompat", 15): Refusal(400, "questions.queue.criteria: 128 options", LABELS),
+    ("jevcompat", 16): Refusal(422, "body.questions.queue.choice.criteria", MANY),
+    ("jevcompat", 35): Refusal(400, "the body is not valid JSON", FAULT),
+    ("jevcompat", 36): Refusal(422, "body.state", FAULT),
+    ("jevcompat", 37): Refusal(422, "body.questions", FAULT),
+    ("jevcompat", 38): Refusal(422, "body.questions", FAULT),
+    ("jevcompat", 39): Refusal(422, "body.questions.refund", FAULT),
+    ("jevcompat", 40): Refusal(422, "body.questions.refund", FAULT),
+    ("jevcompat", 41): Refusal(422, "body.questions.team.choice.criteria", FAULT),
+    ("jevcompat", 42): Refusal(422, "body.questions.anger.score.criteria", FAULT),
+    ("jevcompat", 44): Refusal(422, "body.questions.queue.choice.criteria", FAULT),
+    ("jevcompat", 46): Refusal(422, "body.questions.anger.score.criteria", FAULT),
+    ("jevcompat", 47): Refusal(422, "body.questions.anger.score.criteria.1", FAULT),
+    ("jevcompat", 48): Refusal(422, "body.state", FAULT),
     ("langchain", 4): Refusal(400, "response_format:", STRUCTURED),
     ("llm", 3): Refusal(400, "response_format:", STRUCTURED),
     ("llm", 4): Refusal(400, "messages[0].content[1].type:", IMAGE),
@@ -90,4 +108,6 @@ REFUSED: dict[tuple[str, int], Refusal] = {
     ("opencode-image", 1): Refusal(400, "messages[2].content[2].type:", IMAGE),
     ("opencode-image", 2): Refusal(400, "messages[1].content[2].type:", IMAGE),
     ("pydai", 3): Refusal(400, "tools[0].function.strict:", STRICT),
+    ("typesafe-sdk", 3): Refusal(400, "TypeSafe-Danger-Zone-Images", IMAGE),
+    ("typesafe-sdk", 4): Refusal(400, "TypeSafe-Danger-Zone-Images", IMAGE),
 }

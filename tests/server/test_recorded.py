@@ -27,7 +27,8 @@ else:
 RECORDED = Path(__file__).parent.parent / "recorded"
 CONTEXT = 1 << 18
 NOT_HERE = Refusal(404, "route", "the route is not served")
-UNSERVED = ("/v1/systemone", "/v1/decisions", "/v1/responses/compact", "/api/chat", "/tokenizer_info", "/api/hello")
+UNSERVED = ("/v1/responses/compact", "/api/chat", "/tokenizer_info", "/api/hello")
+DECISIONS = ("/v1/systemone", "/v1/decisions")
 REPLY = (
     '<think>Hm.</think>Yes.\n<tool_call>{"name": "$TOOL", "arguments": {"file_path": "/project/hello.py"}}</tool_call>'
 )
@@ -46,7 +47,7 @@ def recorded() -> dict[tuple[str, int], dict[str, Any]]:
 @pytest.fixture(scope="module")
 def server() -> Iterator[LiveServer]:
     names = ("local-model", "org/name")
-    runtime = make_runtime([REPLY], "Fine.", endless=False, context=CONTEXT, slots=4, aliases=names)
+    runtime = make_runtime([REPLY], "Fine.", endless=False, context=CONTEXT, slots=4, aliases=names, explicit_ids=128)
     with LiveServer(runtime=runtime) as live:
         yield live
         live.idle()
@@ -56,6 +57,8 @@ def wire(request: dict[str, Any]) -> bytes:
     """The request as the client sent it; only the body's length and form are made anew."""
     value = request["body"]
     body = b"" if value is None else json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+    if isinstance(value, dict) and "_raw" in value:  # no JSON
+        body = value["_raw"].encode()
     headers = [(name, value) for name, value in request["headers"] if name.lower() != "transfer-encoding"]
     if any(name.lower() == "content-encoding" and value == "zstd" for name, value in headers):
         body = zstd.compress(body)
@@ -122,7 +125,9 @@ def check_answer(path: str, stream: bool, body: bytes) -> None:
             "/v1/messages": ("type", "message"),
             "/v1/responses": ("object", "response"),
         }
-        if path in want:
+        if path in DECISIONS:
+            assert answer["model"] and answer["answers"] and answer["usage"]["output_tokens"] > 0
+        elif path in want:
             name, value = want[path]
             assert answer[name] == value and answer["usage"]
         return
@@ -141,10 +146,13 @@ def check_answer(path: str, stream: bool, body: bytes) -> None:
 def check_refusal(path: str, body: bytes, refusal: Refusal) -> None:
     """The shape of an error; it names what is wrong."""
     answer = json.loads(body)
+    assert len(body) <= 4096
+    if refusal.status == 422:
+        assert [".".join(map(str, entry["loc"])) for entry in answer["detail"]] == [refusal.names]
+        return
     error = answer["error"]
     message = error if path.startswith("/api/") and isinstance(error, str) else error["message"]
     assert refusal.names in message
-    assert len(body) <= 4096
     if path.startswith("/v1/messages"):
         assert answer["type"] == "error"
 

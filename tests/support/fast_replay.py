@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from ctypes import c_int32
+from math import exp, log
+from zlib import crc32
 
 from flare.errors import ReplayDead
 from flare.replay.cpu import ReplayLimits, SampleParams
+from flare.replay.cpu_interface import RowLogprobs
 
 Reply = Callable[[list[int], int], Sequence[int]]
 """(prompt, choice) -> the reply's tokens; behind its end its last token is repeated."""
@@ -49,6 +52,7 @@ class FastReplay:
         self.rows = (c_int32 * slots)()
         self.sampling = (SampleParams * slots)()
         self.sampled = (c_int32 * slots)()
+        self.logprobs = (RowLogprobs * slots)()
         self._reply = reply
         self._before_step = before_step
         self._prompts: list[list[int]] = [[] for _ in range(limits.slots)]
@@ -84,6 +88,16 @@ class FastReplay:
                 self._replies[slot] = self._reply(self._prompts[slot][: params.prompt_len], params.choice)
             reply = self._replies[slot]
             self.sampled[row] = reply[min(params.position - params.prompt_len, len(reply) - 1)]
+            if params.alternatives >= 0 and params.explicit:
+                self._spread(row, self._prompts[slot][: params.prompt_len], params.explicit_ids[: params.explicit])
+
+    def _spread(self, row: int, prompt: Sequence[int], ids: Sequence[int]) -> None:
+        """Spreads nine tenths of the probability over the tokens that are asked for, by a hash of each and of the prompt."""
+        seed = crc32(repr(prompt).encode())
+        weights = [exp(crc32(repr(id).encode(), seed) % 4000 / 1000) for id in ids]
+        out, total = self.logprobs[row], sum(weights)
+        out.chosen, out.rank, out.count = log(0.05), 2, 0
+        out.explicit[: len(ids)] = [log(0.9 * weight / total) for weight in weights]
 
     def close(self) -> None:
         self._closed = True
