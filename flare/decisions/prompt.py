@@ -59,8 +59,10 @@ class Compiler:
         """Returns the template's variables, after the checks of what the core has."""
         model = self._model
         if model.explicit_ids == 0:
-            text = "this core gives no log probabilities of chosen tokens, by which options are read"
-            raise RequestError(f"{text}; export the model again", param="questions", code="unsupported_parameter")
+            text = "this core takes no token ids for log probabilities, by which options are read"
+            raise RequestError(
+                f"{text}; export the core again with this version", param="questions", code="unsupported_parameter"
+            )
         if self._template is None:
             text = "this core has no chat template, through which questions are asked; serve a model that has one"
             raise RequestError(text, param="questions", code="unsupported_parameter")

@@ -8,14 +8,15 @@ from dataclasses import dataclass
 from flare import __version__
 from flare.protocols.endpoint import encode_json
 from flare.protocols.openapi_answers import ANSWERS
-from flare.protocols.openapi_requests import CHAT, COMPLETION, MESSAGES, RESPONSES, SHOW, request_schemas
+from flare.protocols.openapi_requests import CHAT, COMPLETION, DECISION, MESSAGES, RESPONSES, SHOW, request_schemas
+from flare.protocols.openapi_systemone import SCHEMAS as SYSTEM_ONE
 from flare.protocols.schemas import TEXT, Schema, any_of, ref, words
 from flare.protocols.versions import API_VERSIONS, HEADER
 from flare.served import ServedModel
 
 INFO = (
     "One language model behind the OpenAI, Anthropic and Ollama (discovery) protocols. The loaded model answers whatever "
-    "`model` says. Fields that are not described are refused. GET routes also take HEAD."
+    "`model` says. Fields that are not described are refused, but on /v1/systemone. GET routes also take HEAD."
 )
 READ_STATUSES = (401,)
 BODY_STATUSES = (400, 401, 403, 413, 415, 429, 500, 503)
@@ -26,6 +27,7 @@ STATUSES = {
     404: "There is no model of this name.",
     413: "The body is larger than the limit, as sent or as decoded.",
     415: "The content type or coding is not served.",
+    422: "The body breaks its schema; each fault is told with its place.",
     429: "There is no room for the request now; `Retry-After` says when to come again.",
     500: "The model failed, or what it wrote is no valid answer.",
     503: "The queue is full, the model cannot run, or the server stops.",
@@ -37,7 +39,8 @@ KEYED: list[dict[str, list[str]]] = [{"bearer": []}, {}]
 @dataclass(frozen=True)
 class Route:
     """One operation. `body` and `answer` are names of schemas; `events` is that of a stream's events, for routes that have
-    one, and `sentinel` says that "[DONE]" follows them. `statuses` are those of refusals and failures."""
+    one, and `sentinel` says that "[DONE]" follows them. `statuses` are those of refusals and failures, and `faults` is the form
+    of those with 422."""
 
     path: str
     name: str
@@ -48,6 +51,7 @@ class Route:
     sentinel: bool = False
     statuses: Sequence[int] = READ_STATUSES
     error: str = "Error"
+    faults: str = ""
     keyed: bool = True
     parameters: Sequence[Schema] = ()
     text: bool = False
@@ -129,6 +133,23 @@ ROUTES = (
         events="ResponseEvent",
         statuses=BODY_STATUSES,
     ),
+    Route(
+        "/v1/systemone",
+        "createSystemOne",
+        "Answer named questions about a state with probabilities, in TypeSafe's protocol",
+        "SystemOneAnswers",
+        body="SystemOneRequest",
+        statuses=(*BODY_STATUSES, 422),
+        faults="SystemOneFaults",
+    ),
+    Route(
+        "/v1/decisions",
+        "createDecisions",
+        "Answer a list of questions about a text with probabilities",
+        "Decisions",
+        body=DECISION.full("DecisionRequest"),
+        statuses=BODY_STATUSES,
+    ),
     Route("/v1/models", "listModels", "List the loaded model", "ModelList"),
     Route(
         "/v1/models/{model}",
@@ -176,7 +197,7 @@ def document(model: ServedModel) -> bytes:
             "info": {"title": "Flare", "version": __version__, "description": INFO},
             "paths": paths,
             "components": {
-                "schemas": {**request_schemas(model), **ANSWERS},
+                "schemas": {**request_schemas(model), **SYSTEM_ONE, **ANSWERS},
                 "securitySchemes": {
                     "bearer": {"type": "http", "scheme": "bearer"},
                     "key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
@@ -196,6 +217,7 @@ def _operation(route: Route) -> Schema:
     for status in route.statuses:
         # A missing key is told in OpenAI's form where the protocol has no word for it.
         name = "Error" if status == 401 and route.error == "OllamaError" else route.error
+        name = route.faults if status == 422 else name
         told = {"application/json": {"schema": ref(name)}}
         responses[str(status)] = {"description": STATUSES[status], "content": told}
     operation: Schema = {"operationId": route.name, "summary": route.summary, "responses": responses}

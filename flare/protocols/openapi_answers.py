@@ -145,6 +145,45 @@ ANSWERS: dict[str, Schema] = {
         }
     ),
     "ResponseEvent": members({"type": {"type": "string", "pattern": "^response\\."}, "sequence_number": COUNT}),
+    "Decisions": members(
+        {
+            "model": TEXT,
+            "answers": array_of(
+                any_of(
+                    members({"type": word("predicate"), "name": MAYBE_TEXT, "probability": NUMBER}),
+                    members(
+                        {
+                            "type": word("choice"),
+                            "name": MAYBE_TEXT,
+                            "choice": {"type": ["string", "boolean"]},
+                            "confidence": NUMBER,
+                            "probabilities": array_of(
+                                members({"value": {"type": ["string", "boolean"]}, "probability": NUMBER})
+                            ),
+                        }
+                    ),
+                    members(
+                        {
+                            "type": word("score"),
+                            "name": MAYBE_TEXT,
+                            "score": NUMBER,
+                            "confidence": NUMBER,
+                            "probabilities": array_of(members({"value": COUNT, "label": TEXT, "probability": NUMBER})),
+                        }
+                    ),
+                )
+            ),
+            "usage": members(
+                {
+                    "input_tokens": COUNT,
+                    "input_tokens_details": members({"cached_tokens": COUNT, "cache_write_tokens": COUNT}),
+                    "output_tokens": COUNT,
+                    "output_tokens_details": members({"reasoning_tokens": COUNT}),
+                    "total_tokens": COUNT,
+                }
+            ),
+        }
+    ),
     "Model": members(
         {
             "id": TEXT,

@@ -16,6 +16,7 @@ from flare.protocols import (
     chat,
     chat_messages,
     completions,
+    decisions,
     messages_decoding,
     messages_fields,
     responses_fields,
@@ -248,8 +249,44 @@ RESPONSES = Kind(
     inert=responses_fields.INERT,
     narrow=_response_parts(),
 )
+DECISION = Kind(
+    "Decision",
+    [decisions.DecisionRequest],
+    parts=[
+        decisions.InputMessage,
+        decisions.InputPart,
+        *decisions.QUESTIONS.values(),
+    ],
+    inert=decisions.INERT,
+    narrow={
+        "DecisionRequest": {
+            "input": any_of(TEXT, array_of(ref("DecisionInputMessage"), minItems=1)),
+            "questions": array_of(
+                any_of(*(ref(f"Decision{kind.__name__}") for kind in decisions.QUESTIONS.values())),
+                minItems=1,
+                maxItems=decisions.MAX_QUESTIONS,
+            ),
+            "safety_identifier": {"type": ["string", "null"], "maxLength": decisions.MAX_IDENTIFIER},
+        },
+        "InputMessage": {
+            "type": word("message"),
+            "role": word("user"),
+            "content": any_of(TEXT, array_of(ref("DecisionInputPart"))),
+        },
+        "InputPart": {"type": words(decisions.PARTS)},
+        "PredicateQuestion": {"type": word("predicate")},
+        "ChoiceQuestion": {
+            "type": word("choice"),
+            "choices": array_of(ref("DecisionChoice"), minItems=decisions.MIN_OPTIONS, maxItems=decisions.MAX_CHOICES),
+        },
+        "ScoreQuestion": {
+            "type": word("score"),
+            "levels": array_of(ref("DecisionLevel"), minItems=decisions.MIN_OPTIONS, maxItems=decisions.MAX_LEVELS),
+        },
+    },
+)
 SHOW = Kind("Show", [ShowRequest], narrow={"ShowRequest": {"model": SOME_TEXT, "name": SOME_TEXT}})
-KINDS = (CHAT, COMPLETION, MESSAGES, RESPONSES, SHOW)
+KINDS = (CHAT, COMPLETION, MESSAGES, RESPONSES, DECISION, SHOW)
 
 
 def request_schemas(model: ServedModel) -> dict[str, Schema]:

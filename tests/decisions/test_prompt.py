@@ -185,7 +185,7 @@ def test_a_prompt_that_swallows_its_label_has_none() -> None:
 
 
 def test_a_core_without_named_log_probabilities_is_told_so() -> None:
-    with pytest.raises(RequestError, match="no log probabilities of chosen tokens.*export the model again") as caught:
+    with pytest.raises(RequestError, match="takes no token ids for log probabilities.*export the core again") as caught:
         compiler(explicit_ids=0).compile(inquiry(2))
     assert caught.value.status == 400
 

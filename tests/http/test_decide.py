@@ -338,7 +338,7 @@ def test_multipart(path: str, headers: dict[str, str], status: int, says: str) -
     [
         (
             {"explicit_ids": 0},
-            "no log probabilities of chosen tokens, by which options are read; export the model again",
+            "takes no token ids for log probabilities, by which options are read; export the core again with this",
         ),
         ({"explicit_ids": 2}, "3 options, this model has labels for 2; ask with fewer"),
         ({"context_length": 60}, "the context holds 60"),

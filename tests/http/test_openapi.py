@@ -51,6 +51,28 @@ GOOD: dict[str, list[dict[str, Any]]] = {
         {"input": HI, "tools": [{"type": "function", "name": "f", "parameters": SCHEMA}]},
         {"input": "hi", "max_output_tokens": 2},
     ],
+    "createSystemOne": [
+        {"model": "m", "state": "x", "questions": {"q": {"type": "noul"}}},
+        {
+            "model": "m",
+            "state": {"a": [1]},
+            "questions": {
+                "a": {"type": "choice", "instructions": ["Which?"], "criteria": {"a": None, "b": "B"}},
+                "b": {"type": "score", "criteria": ["a", {"b": 1}]},
+            },
+        },
+    ],
+    "createDecisions": [
+        {"input": "hi", "questions": [{"type": "predicate", "instructions": "Good?"}]},
+        {
+            "input": [{"role": "user", "content": [{"type": "input_text", "text": "hi"}]}],
+            "questions": [
+                {"type": "choice", "instructions": "", "name": "n", "choices": [{"value": "a"}, {"value": True}]},
+                {"type": "score", "instructions": "", "levels": [{"label": "a", "description": "A"}, {"label": "b"}]},
+            ],
+            "safety_identifier": "me",
+        },
+    ],
     "showOllamaModel": [{"model": "org/tiny"}],
 }
 """Bodies that are answered with 200, by the operation's id."""
@@ -62,7 +84,7 @@ BODIES = [route for route in ROUTES if route.body]
 @pytest.fixture(scope="module")
 def server() -> Iterator[LiveServer]:
     """A model that reasons, and calls the tools that it is offered."""
-    runtime = make_runtime([CALL], "<think>hm</think>Fine.", endless=False, context=2048, slots=4)
+    runtime = make_runtime([CALL], "<think>hm</think>Fine.", endless=False, context=2048, slots=4, explicit_ids=128)
     with LiveServer(runtime=runtime) as live:
         yield live
         live.idle()
@@ -143,7 +165,7 @@ def test_the_document_says_nothing_of_the_program() -> None:
 
 def test_keys(server: LiveServer) -> None:
     """Routes that the document calls open are, and the others ask for the key that it names."""
-    with LiveServer(settings={"api_key": "k"}) as keyed:
+    with LiveServer(settings={"api_key": "k"}, model={"explicit_ids": 128}) as keyed:
         for route in ROUTES:
             schemes = {name for way in operation(route)["security"] for name in way}
             bodies = GOOD.get(route.name, [None])
@@ -224,10 +246,11 @@ def test_what_the_document_forbids_is_refused(server: LiveServer, route: Route, 
         assume(not validator(route.body).is_valid(body))
         answer = ask(server, route, body)
         refused[check(route, answer)] += 1
-        assert answer[0] == 400 and answer[1]["content-type"] == "application/json", (body, answer[2][:500])
+        assert answer[1]["content-type"] == "application/json"
+        assert answer[0] == 400 or (answer[0] == 422 and route.faults), (body, answer[2][:500])
 
     forbidden()
-    assert refused[400] >= (10 if stream else 20)
+    assert refused.total() >= (10 if stream else 20)
 
 
 @pytest.mark.parametrize("route", BODIES, ids=lambda route: route.name)

@@ -76,8 +76,12 @@ class Values:
         properties, required = schema.get("properties", {}), schema.get("required", [])
         if not properties:
             others = schema.get("additionalProperties")
+            least, named = schema.get("minProperties", 0), schema.get("propertyNames", {}).get("minLength", 0)
             return st.dictionaries(
-                st.text(max_size=4), self.of(others) if isinstance(others, dict) else ANYTHING, max_size=2
+                st.text(min_size=named, max_size=4),
+                self.of(others) if isinstance(others, dict) else ANYTHING,
+                min_size=least,
+                max_size=2,
             )
         optional = [name for name in properties if name not in required]
 
