@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import re
 from functools import cache
+from threading import Lock
+from time import thread_time
 from typing import TYPE_CHECKING, Any, Literal
 
 from flare.errors import RequestError
@@ -18,14 +20,17 @@ MAX_DEFINITION = 256 << 10
 """Most bytes of UTF-8 of a grammar's definition."""
 
 MAX_TEXT = 256 << 10
-"""Most bytes of UTF-8 of a text that is matched: a byte takes microseconds."""
+"""Most bytes of UTF-8 of a text that is matched."""
+
+SECONDS, SECONDS_PER_BYTE = 0.05, 4e-6
+"""Processor time that matching a text may take: so much, and so much for each of its bytes. A byte of most grammars takes
+1.5 µs, but of an ambiguous one up to 20 ms, and whoever waits for the answer's thread waits as long."""
 
 NAMES = {"lark": "a Lark grammar", "regex": "a regular expression"}
 
 _PLACE = re.compile(r"(?:at )?([0-9]{1,9})\(([0-9]{1,9})\)")
 
-# The library's own bound on the alternatives that are open at once lets an ambiguous grammar take minutes for a kilobyte.
-_LIMITS = {
+LIMITS = {
     "max_items_in_row": 400,
     "initial_lexer_fuel": 1_000_000,
     "step_lexer_fuel": 200_000,
@@ -33,6 +38,16 @@ _LIMITS = {
     "max_grammar_size": 100_000,
     "verbose_errors": False,
 }
+"""The library's bounds. Its own one on the alternatives that are open at once lets an ambiguous grammar take minutes for a
+kilobyte; a lower one than this refuses plain lists of some hundred words."""
+
+_STEP = 0.001
+_LONGEST_SLICE = 4096
+# A text goes to the library in slices of about so many seconds and at most so many bytes: it holds the interpreter's lock.
+
+
+class MatchError(Exception):
+    """It could not be found out whether a text is of the grammar; `str(error)` goes on from "a text" and may be shown."""
 
 
 class TextGrammar:
@@ -41,7 +56,7 @@ class TextGrammar:
     `syntax` is "lark" (llguidance's dialect of Lark) or "regex" (Rust's, of the whole text).
     """
 
-    __slots__ = ("_matcher", "definition", "syntax")
+    __slots__ = ("_fresh", "_lock", "_matcher", "definition", "syntax")
 
     def __init__(self, syntax: Literal["lark", "regex"], definition: str, *, field: str) -> None:
         """`field` names the definition in errors.
@@ -53,19 +68,57 @@ class TextGrammar:
         size = len(definition.encode(errors="replace"))
         if size > MAX_DEFINITION:
             raise RequestError(f"{field}: {size} bytes of UTF-8, the limit is {MAX_DEFINITION}", param=field)
-        self._matcher = _compiled(syntax, definition)
+        self._lock = Lock()
+        self._renew()
         if self._matcher.is_error():
             place = _place(self._matcher.get_error()) if syntax == "lark" else ""
             text = f"{field}: cannot be compiled as {NAMES[syntax]}{place}; correct it or make it smaller"
             raise RequestError(text, param=field)
 
     def matches(self, text: str) -> bool:
-        """Whether the whole text, in UTF-8, is one of the grammar's. A text over MAX_TEXT bytes is not."""
-        data = text.encode()
+        """Whether the whole text, in UTF-8, is one of the grammar's.
+
+        Raises MatchError for a text over MAX_TEXT bytes, and for one whose matching takes more than the bounds.
+        """
+        data = list(text.encode())
         if len(data) > MAX_TEXT:
-            return False
+            raise MatchError(f"of {len(data)} bytes of UTF-8, and {MAX_TEXT} are the limit for one with a grammar")
+        end = thread_time() + SECONDS + SECONDS_PER_BYTE * len(data)
+        with self._lock:
+            matched = self._match(data, end)
+            if matched is None and not self._fresh:
+                self._renew()
+                matched = self._match(data, end)
+            self._fresh = False
+            if matched is None:
+                self._renew()
+                raise MatchError("that takes too much to be matched; make the tool's grammar less ambiguous")
+        return matched
+
+    def _match(self, data: list[int], end: float) -> bool | None:
+        """Whether these bytes are of the grammar; None where that takes too much, or processor time beyond `end`."""
         matcher = self._matcher.deep_copy()
-        return matcher.try_consume_tokens(list(data)) == len(data) and matcher.is_accepting()
+        at, size = 0, 1
+        now = thread_time()
+        while at < len(data):
+            part = data[at : at + size]
+            taken = matcher.try_consume_tokens(part)
+            if matcher.is_error():
+                return None
+            if taken < len(part):
+                return False
+            at += taken
+            before, now = now, thread_time()
+            if now > end:
+                return None
+            size = min(2 * size, _LONGEST_SLICE) if now - before < _STEP else max(1, size // 2)
+        return matcher.is_accepting()
+
+    def _renew(self) -> None:
+        """Compiles once more. A matcher shares its lexer with its copies: what one spends the others lack, and once it is
+        spent they match nothing."""
+        self._matcher = _compiled(self.syntax, self.definition)
+        self._fresh = True
 
 
 def _compiled(syntax: str, definition: str) -> LLMatcher:
@@ -80,7 +133,7 @@ def _compiled(syntax: str, definition: str) -> LLMatcher:
 def _bytes_tokenizer() -> tuple[LLTokenizer, LLParserLimits]:
     from llguidance import LLParserLimits, LLTokenizer, TokenizerWrapper
 
-    return LLTokenizer(TokenizerWrapper(_Bytes()), n_vocab=257, slices=[]), LLParserLimits(**_LIMITS)
+    return LLTokenizer(TokenizerWrapper(_Bytes()), n_vocab=257, slices=[]), LLParserLimits(**LIMITS)
 
 
 class _Bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from flare.conversation import MAX_TOOL_NAME, Tool, ToolCall, Tools, name_fault, qualified
+from flare.grammar import MatchError, TextGrammar
 from flare.output.interface import OutputError
 
 LONGEST_NAME = 2 * MAX_TOOL_NAME + len("__")
@@ -61,6 +62,15 @@ def _custom_input(tool: Tool, arguments: str) -> str:
     text = members.get("input")
     if len(members) != 1 or not isinstance(text, str):
         raise OutputError(f"the model called {tool.name[:80]!r} with something else than one text as its input")
-    if tool.grammar is not None and not tool.grammar.matches(text):
-        raise OutputError(f"the model called {tool.name[:80]!r} with an input that is not of the tool's grammar")
+    if tool.grammar is not None:
+        _check_grammar(tool.grammar, tool.name, text)
     return text
+
+
+def _check_grammar(grammar: TextGrammar, name: str, text: str) -> None:
+    try:
+        matches = grammar.matches(text)
+    except MatchError as error:
+        raise OutputError(f"the model called {name[:80]!r} with an input {error}") from None
+    if not matches:
+        raise OutputError(f"the model called {name[:80]!r} with an input that is not of the tool's grammar")
