@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -46,11 +46,15 @@ def render_conversation(
     check_tools(conversation.tools)
     tail = model.continuation
     if conversation.continue_final and tail is None:
-        text = "this model's chat template cannot continue a message; end with a user's message"
+        raise _cannot_continue(field)
+    if conversation.continue_final and not conversation.messages[-1].text.strip():
+        text = "the last one is to be continued and has no text; give it some, or end with a user's message"
         raise RequestError(f"{field}: {text}", param=field)
     messages = template_messages(
         conversation.messages,
         inline_system=model.inline_system,
+        leading_system=model.leading_system,
+        parts=model.content_parts,
         arguments=model.tool_arguments,
         tools=conversation.tools,
         default_system=model.default_system,
@@ -69,15 +73,30 @@ def render_conversation(
     if replies and conversation.variables and model.output.reasoning is not None:
         # Nobody has probed what these variables do to the end of the prompt.
         opens = ends_within(_without(*render(False)), _without(text, mark), model.output.reasoning, otherwise=opens)
-    if conversation.continue_final and tail:
-        if not text.endswith(tail):
-            raise RequestError(f"{field}: the chat template cannot continue this message", param=field)
-        text = text[: -len(tail)]
+    if conversation.continue_final:
+        assert tail is not None
+        text = _continued(text, tail, conversation.messages[-1].text, mark, field)
     tokens = tokenizer.encode_rendered(text, mark)
     if not tokens:
         text = "the chat template makes nothing of it; send text, or leave out add_generation_prompt"
         raise RequestError(f"{field}: {text}", param=field)
     return Prompt(tokens, opens)
+
+
+def _continued(rendered: str, tail: str, said: str, mark: str, field: str) -> str:
+    """Returns a prompt that ends with the last message as it was sent, white space included, which templates may strip."""
+    if rendered.endswith(tail):
+        rendered = rendered[: len(rendered) - len(tail)]
+        stripped = said.rstrip()
+        ends = rendered.rstrip()
+        if stripped and _without(ends, mark).endswith(stripped[-1]):
+            return ends + said[len(stripped) :]
+    raise _cannot_continue(field)
+
+
+def _cannot_continue(field: str) -> RequestError:
+    text = "this model's chat template cannot continue this message; end with a user's message"
+    return RequestError(f"{field}: {text}", param=field)
 
 
 def ends_within(closed: str, opened: str, reasoning: tuple[str, str], *, otherwise: bool) -> bool:
@@ -96,6 +115,8 @@ def template_messages(
     messages: Sequence[Message],
     *,
     inline_system: bool,
+    leading_system: bool = True,
+    parts: bool = False,
     arguments: str = "mapping",
     tools: Tools | None = None,
     default_system: str | None = None,
@@ -105,26 +126,50 @@ def template_messages(
     With a developer message present, all system and developer texts become one leading system message whose sections
     keep their role as a tag, in request order. Otherwise a system message after the first position stays where it is if
     the template has `inline_system`, and else becomes a user message with its text in <system> tags. Empty system
-    messages are left out. `arguments` is the form of a call's arguments: "mapping" or "string" (JSON).
+    messages are left out. Where the template has no `leading_system`, what would be one stands in <system> tags before the
+    text of the user's message behind it, or is one of its own: such templates often want users and assistants to take turns.
+    A result without a name has that of the tool whose call it answers. `arguments` is the form of a call's arguments:
+    "mapping" or "string" (JSON), `parts` that of contents: a list of one text part instead of a string.
 
     Where `tools` require a call, the leading system message ends with an instruction to make one. If there is none,
     `default_system`, what the template says without a system message, is said before it.
     """
     messages = [m for m in in_call_order(messages) if m.text or m.role not in ("system", "developer")]
     rendered: list[dict[str, Any]] = []
-    if any(message.role == "developer" for message in messages):
+    names: dict[str | None, str] = {}
+    tagged = any(message.role == "developer" for message in messages)
+    if tagged:
         sections = [m for m in messages if m.role in ("system", "developer")]
         leading = "\n\n".join(f"<{m.role}>\n{m.text}\n</{m.role}>" for m in sections)
         rendered.append({"role": "system", "content": leading})
         messages = [m for m in messages if m.role not in ("system", "developer")]
     for message in messages:
         if message.role == "system" and rendered and not inline_system:
-            rendered.append({"role": "user", "content": f"<system>\n{message.text}\n</system>"})
+            rendered.append({"role": "user", "content": _tagged(message.text)})
         else:
-            rendered.append(_plain(message, arguments))
+            names |= {call.id: qualified(call.namespace, call.name) for call in message.calls}
+            rendered.append(_plain(message, arguments, names))
     if tools is not None and tools.choice == "required":
         _instruct(rendered, default_system)
+    if not leading_system and rendered and rendered[0]["role"] == "system":
+        _lead_by_user(rendered, tagged=tagged)
+    if parts:
+        for plain in rendered:
+            plain["content"] = [{"type": "text", "text": plain["content"]}]
     return rendered
+
+
+def _tagged(text: str) -> str:
+    return f"<system>\n{text}\n</system>"
+
+
+def _lead_by_user(rendered: list[dict[str, Any]], *, tagged: bool) -> None:
+    """Makes the leading system message, whose sections may be `tagged` by their roles, the beginning of a user's."""
+    text = rendered[0]["content"] if tagged else _tagged(rendered[0]["content"])
+    if len(rendered) > 1 and rendered[1]["role"] == "user":
+        del rendered[0]
+        text += f"\n\n{rendered[0]['content']}"
+    rendered[0] = {"role": "user", "content": text}
 
 
 def _instruct(rendered: list[dict[str, Any]], default_system: str | None) -> None:
@@ -195,7 +240,7 @@ def in_call_order(messages: Sequence[Message]) -> list[Message]:
     return ordered
 
 
-def _plain(message: Message, arguments: str) -> dict[str, Any]:
+def _plain(message: Message, arguments: str, names: Mapping[str | None, str]) -> dict[str, Any]:
     plain: dict[str, Any] = {"role": message.role, "content": message.text}
     if message.reasoning is not None:
         plain["reasoning_content"] = message.reasoning
@@ -213,8 +258,9 @@ def _plain(message: Message, arguments: str) -> dict[str, Any]:
         ]
     if message.role == "tool":
         plain["tool_call_id"] = message.call_id
-        if message.name is not None:
-            plain["name"] = message.name
+        name = message.name if message.name is not None else names.get(message.call_id)
+        if name is not None:
+            plain["name"] = name
     return plain
 
 

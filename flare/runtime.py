@@ -337,7 +337,7 @@ def served_model(core: Core, settings: RuntimeSettings, *, kv_pages: int) -> Ser
     output = output_syntax(facts)
     require(output)
     check_default(settings.thinking_token_budget, output)
-    tools = facts.get("tools") or {}
+    tools, system, content = (facts.get(name) or {} for name in ("tools", "system", "content"))
     ranges = None if sampling.ranges == "open" else checked_ranges(sampling.ranges, sampling.defaults)
     defaults, sources = with_temperature(settings.temperature, sampling.defaults, sampling.sources, ranges)
     names = (*filter(None, settings.aliases), manifest.model.id)
@@ -355,12 +355,14 @@ def served_model(core: Core, settings: RuntimeSettings, *, kv_pages: int) -> Ser
         eos=frozenset(manifest.tokens.eos),
         thinking=facts.get("thinking") or NO_THINKING,
         inline_system=facts.get("inline_system", False),
+        leading_system=system.get("leading", "renders") == "renders",
+        content_parts=not content.get("string", True) and content.get("parts", False),
         has_template=manifest.template.file is not None,
         output=output,
         opens_reasoning=facts.get("opens_reasoning", False),
         shows_tools=tools.get("declared", True),
         tool_arguments=tools.get("arguments") or "mapping",
-        default_system=(facts.get("system") or {}).get("default"),
+        default_system=system.get("default"),
         continuation=continuation_tail(facts),
         defaults=defaults,
         sources=sources,

@@ -25,7 +25,9 @@ class ServedModel:
     `names` are accepted by the model routes, `id` (an alias or the checkpoint's name) is what responses show, `root` is
     the checkpoint's name, `created` is in Unix seconds. `ranges` is None where every valid value passes, else it maps a
     parameter to its inclusive bounds and fixes the rest. `eos` ends a reply unless the request ignores it.
-    `thinking` is the probe's table, in the shape that `/v1/models` shows. `output` is how the model writes reasoning and
+    `thinking` is the probe's table, in the shape that `/v1/models` shows. `leading_system` and `inline_system` say whether the
+    template renders a system message in the first place and in a later one, `content_parts` that it takes a message's content
+    as a list of parts alone. `output` is how the model writes reasoning and
     calls; `opens_reasoning` says that a reply begins within reasoning where no level of thinking says otherwise;
     `shows_tools` says that the template shows the model its tools, `tool_arguments` is the form in which it takes
     the arguments of calls in a history, `default_system` what it says where a conversation has no system message,
@@ -52,6 +54,8 @@ class ServedModel:
     thinking: Mapping[str, Any]
     inline_system: bool
     has_template: bool
+    leading_system: bool = True
+    content_parts: bool = False
     output: OutputSyntax = NO_SYNTAX
     opens_reasoning: bool = False
     shows_tools: bool = True

@@ -82,7 +82,8 @@ def check_facts(facts: Mapping[str, Any], vocabulary: int) -> None:
     if tokens is not None and not (type(tokens) is dict and all(type(text) is str for text in tokens.values())):
         _refuse("template.facts.special_tokens", tokens, "an object of texts")
     _check_thinking("template.facts.thinking", facts.get("thinking"))
-    _check_members("template.facts.system", facts.get("system"), {"default": (str, type(None))})
+    _check_members("template.facts.system", facts.get("system"), {"leading": (str,), "default": (str, type(None))})
+    _check_members("template.facts.content", facts.get("content"), {"string": (bool,), "parts": (bool,)})
     tools = facts.get("tools")
     _check_members("template.facts.tools", tools, {"declared": (bool,), "arguments": (str, type(None))})
     if tools is not None and tools.get("arguments") not in (None, "mapping", "string"):

@@ -8,9 +8,18 @@ from typing import Any
 
 import pytest
 
-from flare.conversation import Message, Tool, ToolCall, Tools
+from flare.conversation import Conversation, Message, Tool, ToolCall, Tools
 from flare.errors import RequestError
-from flare.prompting import CALL_A_TOOL, check_tools, in_call_order, template_messages, template_tools
+from flare.prompting import (
+    CALL_A_TOOL,
+    check_tools,
+    in_call_order,
+    render_conversation,
+    template_messages,
+    template_tools,
+)
+from flare.text.template import ChatTemplate
+from tests.support.live_server import byte_tokenizer, make_model
 
 ASK = Message("user", "ask")
 SPEC = Tool("weather", "Says the weather.", {"type": "object", "properties": {"city": {"type": "string"}}})
@@ -170,3 +179,89 @@ def test_calls_of_a_history() -> None:
         assert custom == {"input": 'text "x"\n'}
     answered = template_messages([Message("tool", "rain", call_id="1", name="f")], inline_system=True)
     assert answered == [{"role": "tool", "content": "rain", "tool_call_id": "1", "name": "f"}]
+
+
+def test_a_result_has_the_name_of_the_call_that_it_answers() -> None:
+    called = Message("assistant", "", calls=(ToolCall("1", "f", "{}"), ToolCall("2", "g", "{}", "n")))
+    again = Message("assistant", "", calls=(ToolCall("1", "h", "{}"),))
+    own = Message("tool", "", call_id="1", name="own")
+    given = [called, result("1"), result("2"), own, again, result("1"), result("3"), result(None)]
+    names = [plain.get("name") for plain in template_messages(given, inline_system=True) if plain["role"] == "tool"]
+    assert names == ["f", "n__g", "own", "h", None, None]
+
+
+@pytest.mark.parametrize("inline", [True, False])
+def test_system_text_where_the_template_has_no_leading_system_message(inline: bool) -> None:
+    def messages(*given: Message, tools: Tools | None = None) -> list[tuple[str, str]]:
+        return said(template_messages(given, inline_system=inline, leading_system=False, tools=tools))
+
+    system, developer, reply = Message("system", "S"), Message("developer", "D"), Message("assistant", "A")
+    assert messages(system, ASK, reply) == [("user", "<system>\nS\n</system>\n\nask"), ("assistant", "A")]
+    assert messages(system, reply) == [("user", "<system>\nS\n</system>"), ("assistant", "A")]
+    assert messages(system) == [("user", "<system>\nS\n</system>")]
+    assert messages(ASK) == [("user", "ask")] and messages() == []
+    both = "<system>\nS\n</system>\n\n<developer>\nD\n</developer>"
+    assert messages(system, developer, ASK) == [("user", f"{both}\n\nask")]
+    assert messages(ASK, tools=REQUIRED) == [("user", f"<system>\n{CALL_A_TOOL}\n</system>\n\nask")]
+    assert messages(developer, ASK, tools=REQUIRED) == [
+        ("user", f"<developer>\nD\n</developer>\n\n{CALL_A_TOOL}\n\nask")
+    ]
+
+
+def test_content_in_parts() -> None:
+    called = Message("assistant", "", calls=(ToolCall("1", "f", "{}"),))
+    given = [Message("system", "S"), ASK, called, result("1", "rain")]
+    shown = template_messages(given, inline_system=True, parts=True)
+    assert [plain["content"] for plain in shown] == [
+        [{"type": "text", "text": text}] for text in ("S", "ask", "", "rain")
+    ]
+
+
+TURNS = "{% for m in messages %}<{{ m.role }}>{{ m.content CHANGED }}</e>\n{% endfor %}"
+
+
+def prompt(conversation: Conversation, source: str, **model: Any) -> str:
+    template = ChatTemplate(source)
+    tokens = render_conversation(conversation, "messages", make_model(**model), byte_tokenizer(), template).tokens
+    assert all(token < 256 for token in tokens)
+    return bytes(tokens).decode()
+
+
+@pytest.mark.parametrize("changed", ["", "| trim"])
+@pytest.mark.parametrize("text", ["def f():\n    ", "a", " a\t\n", "<|im_end|> \n", "a\n \u00a0", "</e>\n"])
+def test_a_continued_message_ends_as_it_was_sent(changed: str, text: str) -> None:
+    conversation = Conversation([ASK, Message("assistant", text)], continue_final=True)
+    found = prompt(conversation, TURNS.replace("CHANGED", changed), continuation="</e>\n")
+    assert found == "<user>ask</e>\n<assistant>" + (text.lstrip() if changed else text)
+
+
+@pytest.mark.parametrize(
+    ("text", "continuation", "says"),
+    [
+        ("", "</e>\n", "messages: the last one is to be continued and has no text; "),
+        (" \n", "</e>\n", "messages: the last one is to be continued and has no text; "),
+        (
+            "b",
+            "</other>",
+            "messages: this model's chat template cannot continue this message; end with a user's message",
+        ),
+        (
+            "gone",
+            "</e>\n",
+            "messages: this model's chat template cannot continue this message; end with a user's message",
+        ),
+        ("b", None, "messages: this model's chat template cannot continue this message; end with a user's message"),
+    ],
+)
+def test_messages_that_cannot_be_continued(text: str, continuation: str | None, says: str) -> None:
+    source = "{% for m in messages if m.content and m.content != 'gone' %}" + TURNS[24:].replace("CHANGED", "")
+    conversation = Conversation([ASK, Message("assistant", text)], continue_final=True)
+    with pytest.raises(RequestError) as caught:
+        prompt(conversation, source, continuation=continuation)
+    assert str(caught.value).startswith(says) and caught.value.param == "messages"
+
+
+def test_a_template_that_takes_parts_alone_gets_them() -> None:
+    source = "{% for m in messages %}<{{ m.role }}>{% for p in m.content %}{{ p.text }}{% endfor %}{% endfor %}"
+    assert prompt(Conversation([ASK]), source) == "<user>"
+    assert prompt(Conversation([ASK]), source, content_parts=True) == "<user>ask"

@@ -165,6 +165,9 @@ def with_facts(facts: dict[str, Any]) -> Any:
         ({"inline_system": "yes"}, "inline_system"),
         ({"system": "You are"}, "system"),
         ({"system": {"default": 1}}, "system.default"),
+        ({"system": {"leading": True}}, "system.leading"),
+        ({"content": "string"}, "content"),
+        ({"content": {"parts": "yes"}}, "content.parts"),
         ({"tools": True}, "tools"),
         ({"tools": {"declared": "yes"}}, "tools.declared"),
         ({"tools": {"arguments": "json"}}, "tools.arguments"),
@@ -199,6 +202,21 @@ def test_facts_of_the_prober() -> None:
         assert served_model(with_facts(facts), SETTINGS, kv_pages=5).thinking == NO_THINKING
     facts = {"variables": ["persona", "today"]}
     assert served_model(with_facts(facts), SETTINGS, kv_pages=5).variables == {"persona", "today"}
+
+
+@pytest.mark.parametrize(
+    ("facts", "leading", "parts"),
+    [
+        ({}, True, False),
+        ({"system": None, "content": None}, True, False),
+        ({"system": {"leading": "renders"}, "content": {"string": True, "parts": True}}, True, False),
+        ({"system": {"leading": "omits"}, "content": {"string": False, "parts": True}}, False, True),
+        ({"system": {"leading": "raises"}, "content": {"string": False, "parts": False}}, False, False),
+    ],
+)
+def test_how_a_template_takes_system_texts_and_contents(facts: dict[str, Any], leading: bool, parts: bool) -> None:
+    model = served_model(with_facts(facts), SETTINGS, kv_pages=5)
+    assert (model.leading_system, model.content_parts) == (leading, parts)
 
 
 def test_how_a_core_says_what_its_model_writes() -> None:

@@ -90,7 +90,6 @@ class _History:
         self.messages: list[Message] = []
         self.boundaries: list[Boundary] = []
         self._takes_tools = model.takes_tools
-        self._called: dict[str, str] = {}
 
     def add(self, message: InputMessage, path: str) -> None:
         content = message.content
@@ -145,10 +144,9 @@ class _History:
         text = content if isinstance(content, str) else _joined([part.text for part in content])
         if block.is_error:
             text = f"<error>\n{text}\n</error>"
-        id = block.tool_use_id
         if block.cache_control is not None:
             self._mark(len(self.messages), len(text))
-        self.messages.append(Message("tool", text, call_id=id, name=self._called.get(id)))
+        self.messages.append(Message("tool", text, call_id=block.tool_use_id))
 
     def _assistant(self, blocks: list[Block], path: str) -> None:
         texts: list[str] = []
@@ -166,7 +164,6 @@ class _History:
                 name = check_tool_name(block.name, f"{where}.name")
                 arguments = check_arguments(encode_json(block.input).decode(), f"{where}.input")
                 calls.append(ToolCall(block.id, name, arguments))
-                self._called[block.id] = name
             else:
                 raise _misplaced(block, where, "an assistant's message")
         self.messages.append(Message("assistant", _joined(texts), _joined(reasoning) or None, tuple(calls)))

@@ -77,7 +77,7 @@ def test_an_assistants_blocks() -> None:
     assert said.messages[1] == Message(
         "assistant", "One.\n\nTwo.", "plan", (ToolCall("t1", "read", '{"b":1.5,"a":[null,"é"]}'),)
     )
-    assert said.messages[2] == Message("tool", "", call_id="t1", name="read")
+    assert said.messages[2] == Message("tool", "", call_id="t1")
 
 
 def test_results_and_texts_of_one_message_keep_their_order() -> None:
@@ -92,8 +92,8 @@ def test_results_and_texts_of_one_message_keep_their_order() -> None:
     said = conversation(USER, assistant(call("t1", "a"), call("t2", "b")), turn)
     assert said.messages[2:] == [
         Message("user", "before"),
-        Message("tool", "<error>\ntwo\n</error>", call_id="t2", name="b"),
-        Message("tool", "half\n\npage", call_id="t1", name="a"),
+        Message("tool", "<error>\ntwo\n</error>", call_id="t2"),
+        Message("tool", "half\n\npage", call_id="t1"),
         Message("user", "after\n\nall"),
         Message("tool", "", call_id="unknown"),
     ]
