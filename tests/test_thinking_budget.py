@@ -128,14 +128,17 @@ def test_where_it_is_cut(
 def test_a_call_that_may_have_begun_is_not_cut(server: LiveServer) -> None:
     offered = tools(CHAT, "f")
     opener = len("I call. ") + len("<tool_call>")
-    for budget in (opener, opener + 1, opener + 15, opener + len(CALL)):
+    begun = len("I call. ") + 2  # of its opener, one character alone says too little
+    for budget in (begun, opener - 1, opener, opener + 1, opener + 15, opener + len(CALL)):
         answer = ask(server, CHAT, "CALLS", tools=offered, thinking_token_budget=budget)
         assert (answer.reasoning, answer.calls, answer.why) == ("I call. ", ["f"], "tool_calls"), budget
     before = cuts(server)
-    answer = ask(server, CHAT, "CALLS", tools=offered, thinking_token_budget=opener - 1)
-    assert (answer.reasoning, answer.text, answer.calls) == ("I call. <tool_call", "So it is.", [])
+    answer = ask(server, CHAT, "CALLS", tools=offered, thinking_token_budget=begun - 1)
+    assert (answer.reasoning, answer.text, answer.calls) == ("I call. <", "So it is.", [])
+    answer = ask(server, CHAT, "TOOLS", tools=offered, thinking_token_budget=10)
+    assert (answer.reasoning, answer.text) == ("now <tools", "So it is.")
     answer = ask(server, CHAT, "TOOLS", tools=offered, thinking_token_budget=9)
-    assert (answer.reasoning, answer.text) == ("now <tool", "So it is.")
+    assert (answer.reasoning, answer.text) == ("now <tools of the trade", "")
     answer = ask(server, CHAT, "CALLS", thinking_token_budget=opener)  # without tools it is but text
     assert (answer.reasoning, answer.text) == ("I call. <tool_call>", "So it is.")
     assert cuts(server) == before + 6
@@ -240,6 +243,34 @@ def test_a_default_that_could_not_be_kept_is_one_line_at_the_start() -> None:
         with pytest.raises(InputError) as caught:
             load(output)
         assert str(caught.value).startswith("thinking_token_budget: 7 ") and "\n" not in str(caught.value)
+
+
+OPENERS = {
+    "hermes": "<tool_call>",
+    "qwen": "<tool_call>",
+    "mimo": "<tool_call>",
+    "glm": "<tool_call>",
+    "gemma4": "<|tool_call>",
+    "minimax": "]<]minimax[>[<tool_call>",
+    "mistral": "[TOOL_CALLS]",
+    "granite": "<|tool_call|>",
+    "jamba": "<tool_calls>",
+}
+
+
+@pytest.mark.parametrize(("name", "opener"), OPENERS.items())
+def test_reasoning_is_undecided_while_an_opener_is(name: str, opener: str) -> None:
+    syntax = OutputSyntax(tools=name, reasoning=("<think>", "</think>"), open_token=OPEN, close_token=CLOSE)
+
+    def is_open(text: str, offered: Tools) -> bool:
+        output = make_output(syntax, offered, opens_reasoning=True, call_prefix="c")
+        return output is not None and reasoning_open(list(text.encode()), syntax, Detokenizer(DECODERS), output)
+
+    for length in range(1, len(opener) + 1):
+        begun = "hm. " + opener[:length]
+        assert is_open(begun, Tools((Tool("f"),))) is (length == 1), begun
+        assert is_open(begun, Tools())
+    assert is_open("hm. " + opener[:-1] + "~", Tools((Tool("f"),)))
 
 
 PIECES = ["hm. ", "\n", "<", "<tool", "<tool_call>", "</tool_call>", "call", "<function=f>", "<arg_key>", "é", "\xa0"]

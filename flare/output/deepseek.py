@@ -144,7 +144,8 @@ class DeepseekMachine:
             left = max(0, left - len(part))
             yield from self._pieces(self._parser.push(self._chunk(part)), part, left)
         if self._shown:
-            self.reasoning_tokens += self._pending + (token >= 0)
+            # What is left undecided before the closing token becomes visible with it.
+            self.reasoning_tokens += self._pending + (token >= 0 and token != self._close_token)
             self._pending = 0
         elif self._stage != "reasoning":
             self._pending = 0

@@ -55,7 +55,7 @@ class Output(Protocol):
     @property
     def reasoning_open(self) -> bool:
         """Whether the reasoning that the reply began with is certain to be open: neither has a delimiter closed it, nor may a
-        call have begun. What is held back as the mere beginning of a marker belongs to it."""
+        call have begun, or its opener with more than one character."""
         ...
 
     @property

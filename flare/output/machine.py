@@ -32,6 +32,7 @@ class Machine:
         "_blank",
         "_breaks",
         "_calls",
+        "_carried",
         "_close",
         "_close_token",
         "_divided",
@@ -41,6 +42,7 @@ class Machine:
         "_markers",
         "_open",
         "_open_token",
+        "_openers",
         "_pending",
         "_reader",
         "_reasoning",
@@ -67,6 +69,7 @@ class Machine:
         self._calls = calls
         openers = () if calls is None else calls.openers
         within = [opener.text for opener in openers if opener.in_reasoning]
+        self._openers = tuple(within)
         self._first = frozenset(opener.text for opener in openers if opener.first)
         self._answer_markers = marker_set(*delimiters, *(opener.text for opener in openers))
         self._reasoning_markers = marker_set(*delimiters, *within)
@@ -83,13 +86,19 @@ class Machine:
         self._trim = False  # the answer's next text follows a delimiter
         self._whole = True  # there has been one part only
         self._breaks = 0  # line breaks at the end of the reasoning
-        self._shown = False  # the token made reasoning visible
+        self._shown = False  # the token made reasoning visible, of its own text
+        self._carried = 0  # characters that came before the token and were undecided
         self._pending = 0  # tokens within reasoning that are part of a delimiter or a call, perhaps
         self.reasoning_tokens = 0
 
     @property
     def reasoning_open(self) -> bool:
-        return self._reasoning and self._whole and self._reader is None
+        return self._reasoning and self._whole and self._reader is None and not self._opening
+
+    @property
+    def _opening(self) -> bool:
+        """What is held back may well become the opener of a call: a single character says too little."""
+        return len(self._held) > 1 and any(opener.startswith(self._held) for opener in self._openers)
 
     @property
     def undecided(self) -> int:
@@ -127,7 +136,7 @@ class Machine:
         elif self._held:
             held, self._held = self._held, ""
             yield from self._show(held, 0)
-            self.reasoning_tokens += self._pending
+            self._settle()
         if not self._divided:
             yield from self._show_blank(trim=False)
         if self._rules is not None:
@@ -137,6 +146,9 @@ class Machine:
         self._shown = False
         self._taken += len(text)
         within = self._reasoning
+        self._carried = len(self._held)
+        if self._reader is not None and not self._reader.within:
+            self._carried += len(self._reader.held)
         if token >= 0 and token in (self._open_token, self._close_token) and not (self._reader and self._reader.within):
             marker = self._open if token == self._open_token else self._close
             assert marker is not None
@@ -144,6 +156,9 @@ class Machine:
             rest = len(text) - len(before)
             yield from self._read(before, rest)
             yield from self._release(rest)
+            if self._shown:
+                self._settle()
+            self._shown, self._carried = False, 0  # what came with the token is not its own text
             yield from self._delimit(marker, text[len(before) :], 0)
         elif text:
             yield from self._read(text, 0)
@@ -154,14 +169,18 @@ class Machine:
         """Counts a token as reasoning if it showed some, or was `within` it and is no part of a delimiter or call."""
         undecided = self._reader is not None or (self._held and len(self._held) >= len(text))
         if self._shown:
-            self.reasoning_tokens += self._pending
-            self._pending = 0
+            self._settle()
         if not self._reasoning and not self._shown:
             self._pending = 0
         elif undecided:
             self._pending += 1
         elif self._shown or within:
             self.reasoning_tokens += 1
+
+    def _settle(self) -> None:
+        """Counts the tokens before, whose text has become visible."""
+        self.reasoning_tokens += self._pending
+        self._pending = 0
 
     def _read(self, text: str, rest: int) -> Iterator[Piece]:
         """Takes text; `rest` is how many characters of the token's come behind it."""
@@ -180,6 +199,7 @@ class Machine:
             yield from self._show(data[at : found.start()], len(data) - found.start() + rest)
             at = found.end()
             behind = len(data) - at + rest
+            self._carried = 0
             marker = found[0]
             if marker == self._open or marker == self._close:
                 yield from self._delimit(marker, marker, behind)
@@ -242,6 +262,8 @@ class Machine:
         """Shows text of the present part, as far as it is certain that it counts; `behind` is as in `Piece`."""
         if not text:
             return
+        carried = len(text) <= self._carried
+        self._carried = self._carried - len(text) if carried else 0
         if not self._reasoning:
             yield from self._show_answer(text, behind)
             return
@@ -254,7 +276,10 @@ class Machine:
         breaks, more = self._breaks, len(text) - len(ended)
         if ended:
             self._breaks = more
-            self._shown = True
+            if carried:
+                self._settle()
+            else:
+                self._shown = True
             yield Piece("reasoning", "\n" * breaks + ended)
         else:
             self._breaks = breaks + more

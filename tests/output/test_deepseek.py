@@ -360,6 +360,10 @@ def test_a_close_whose_spelling_is_left_out_closes() -> None:
     for spelling in ("", "</think>"):
         fed = feed([(OTHER, "Hm."), (7, spelling), (OTHER, "Yes.")], syntax=syntax, tools=TOOLS, opens=True)
         assert (fed.parts, fed.reasoning_tokens) == ([("reasoning", "Hm."), ("text", "Yes.")], 1)
+        fed = feed(
+            [(OTHER, "Hm."), (OTHER, "<"), (7, spelling), (OTHER, "Yes.")], syntax=syntax, tools=TOOLS, opens=True
+        )
+        assert (fed.parts, fed.reasoning_tokens) == ([("reasoning", "Hm.<"), ("text", "Yes.")], 2)
 
 
 def test_the_token_that_closes_reasoning_comes_with_the_rest_of_a_text() -> None:

@@ -187,6 +187,24 @@ def test_reasoning_tokens_are_those_between_the_delimiters() -> None:
     assert feed(pieces("hmmmm", "</think>", "yes"), syntax=TOKENS, opens=True).reasoning_tokens == 5
     assert feed(pieces("<think>", "h\n\nm", "</think>", "yes"), syntax=TOKENS).reasoning_tokens == 4
     assert feed(pieces("h\n", "</think>", "\nyes"), syntax=TOKENS, opens=True).reasoning_tokens == 2
+    for syntax in (TOKENS, TEXTS):
+        close = (CLOSE, "</think>") if syntax is TOKENS else "</think>"
+        for held, count in (
+            (["<"], 1),
+            (["<", "tool"], 2),
+            (["<tool_call>"], 1),
+            (["<tool_call>", " "], 2),
+            (["h", "<"], 2),
+        ):
+            fed = feed(["a", *held, close, "b"], syntax=syntax, opens=True)
+            assert (
+                fed.reasoning_tokens == 1 + count
+                and "".join(text for _, text in fed.parts) == "a" + "".join(held) + "b"
+            )
+    assert feed(["a", "<", "<", "</think>", "b"], opens=True).reasoning_tokens == 3
+    assert feed(["a", "<", "x</think>", "b"], opens=True).reasoning_tokens == 3
+    assert feed(["a", "<", "/think>b"], opens=True).reasoning_tokens == 1
+    assert feed([(OTHER, "a"), (OTHER, ""), (CLOSE, "\ufffd</think>")], syntax=TOKENS, opens=True).reasoning_tokens == 2
     assert feed("hm </thi", syntax=TEXTS, opens=True).reasoning_tokens == 1
     for text, count in (
         ("<think>hmm</think>yes", 3),
