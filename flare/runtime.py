@@ -32,6 +32,7 @@ from flare.thinking_budget import check_default, closing, tokens_to_close_after
 if TYPE_CHECKING:
     from flare.core.directory import Core
     from flare.engine import Delivery, EngineStats
+    from flare.text.stops import StopSet
     from flare.text.template import ChatTemplate
     from flare.text.tokenizer import Tokenizer
 
@@ -55,6 +56,8 @@ class Prepared:
     stop_tokens: frozenset[int]
     opens_reasoning: bool = False
     close_after: int | None = None
+    stops: StopSet[str] | None = None
+    stop_sequences: StopSet[tuple[int, ...]] | None = None
 
     @property
     def prompt_tokens(self) -> int:
@@ -149,6 +152,7 @@ class Runtime:
     def prepare(self, request: GenerationRequest) -> Prepared:
         """Renders, tokenizes and resolves a request against the model. Raises RequestError when it cannot run."""
         from flare.engine import SamplingParams
+        from flare.text.stops import StopSet
 
         asked, limit = len(request.prompts) * request.n, min(MAX_CHOICES, self.engine.capacity)
         if asked > limit:
@@ -167,7 +171,17 @@ class Runtime:
             model.check_room(len(prompt), request.prompt_field)
         stop_tokens = request.stop_token_ids if request.ignore_eos else request.stop_token_ids | model.eos
         close_after = tokens_to_close_after(request.budget, model.output, opens_reasoning=within)
-        return Prepared(request, prompts, limits, SamplingParams(**values, seed=seed), stop_tokens, within, close_after)
+        return Prepared(
+            request,
+            prompts,
+            limits,
+            SamplingParams(**values, seed=seed),
+            stop_tokens,
+            within,
+            close_after,
+            StopSet(request.stop) if request.stop else None,
+            StopSet(request.stop_token_sequences) if request.stop_token_sequences else None,
+        )
 
     def count_tokens(self, request: GenerationRequest) -> int:
         """Returns how many tokens the prompts have, of any length. Raises RequestError as `prepare` does for all else."""
@@ -236,9 +250,9 @@ class Runtime:
             prompt, limit = prepared.prompts[place], prepared.limits[place]
             child = Request(next(self._ids), prompt, limit, prepared.sampling, index, prepared.stop_tokens)
             decoder = partial(Detokenizer, self.tokenizer, previous=prompt[-1], hidden=hidden)
-            stops = StopMatcher(request.stop) if request.stop else None
-            if request.stop_token_sequences:
-                child.stop_sequences = StopMatcher(request.stop_token_sequences)
+            stops = None if prepared.stops is None else StopMatcher(prepared.stops)
+            if prepared.stop_sequences is not None:
+                child.stop_sequences = StopMatcher(prepared.stop_sequences)
             output = None
             if isinstance(conversation := request.prompts[place], Conversation):
                 machine = partial(

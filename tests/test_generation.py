@@ -15,7 +15,7 @@ from flare.engine.request import StopCause
 from flare.generation import Answer
 from flare.output import OutputSyntax, make_output
 from flare.text.detokenizer import Detokenizer
-from flare.text.stops import StopMatcher
+from flare.text.stops import StopMatcher, StopSet
 from tests.support.live_server import EOS, byte_tokenizer
 
 TOKENIZER = byte_tokenizer()
@@ -71,7 +71,7 @@ def hear(
         0,
         request,
         Detokenizer(TOKENIZER, previous=3),
-        StopMatcher(stop) if stop else None,
+        StopMatcher(StopSet(stop)) if stop else None,
         output,
         frozenset({USER_STOP}),
     )

@@ -36,6 +36,7 @@ from flare.memory import choose_kv_pages, free_memory
 from flare.output import OutputSyntax
 from flare.prompting import CALL_A_TOOL, template_messages
 from flare.runtime import Runtime, served_model
+from flare.text import stops
 from flare.thinking import NO_THINKING
 from tests.support.live_server import EOS, LiveServer, reply
 
@@ -216,6 +217,34 @@ def test_all_choices_run_or_none(batches: SimpleQueue[Any]) -> None:
     assert len(run(runtime, GenerationRequest(prompts=[RawPrompt("hi")], prompt_field="prompt", n=2), batches)) == 4
     runtime.close()
     assert made.replay._dead
+
+
+def test_stops_are_built_once_and_not_where_answers_are_received(
+    batches: SimpleQueue[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The four longest stops take 10 ms, and a request has up to 128 choices."""
+    built: list[Any] = []
+    build = stops._automaton
+    monkeypatch.setattr(stops, "_automaton", lambda given: built.append(given) or build(given))
+    runtime, _ = make_runtime(batches, lambda prompt, choice: reply("abc"))
+    try:
+        given: list[tuple[dict[str, Any], str]] = [
+            ({"stop": ("b", "x")}, "stop_sequence"),
+            ({"stop_token_sequences": (tuple(b"bc"),)}, "stop_token"),
+        ]
+        for fields, cause in given:
+            request = GenerationRequest(prompts=[RawPrompt("hi")], prompt_field="prompt", n=3, **fields)
+            prepared = runtime.prepare(request)
+            assert built == [*fields.values()]
+            built.clear()
+            events: list[Event] = []
+            answer = runtime.submit(prepared, events.append, 0.0)
+            while not answer.ended:
+                runtime.receive(batches.get(timeout=10))
+            assert [event.cause for event in events if isinstance(event, Finished)] == [cause] * 3
+            assert built == []
+    finally:
+        runtime.close()
 
 
 def test_a_choice_that_cannot_be_decoded_ends_its_own_answer_only(batches: SimpleQueue[Any]) -> None:

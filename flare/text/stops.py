@@ -9,6 +9,18 @@ Part = TypeVar("Part", str, tuple[int, ...])
 """A part of an answer, or a stop: text, or tokens."""
 
 
+class StopSet(Generic[Part]):
+    """The stops of a request, as an automaton that searches them together. Immutable: all of its choices share it."""
+
+    __slots__ = ("first", "nothing", "root")
+
+    def __init__(self, stops: Sequence[Part]) -> None:
+        """`stops` are nonempty; with none, all text passes."""
+        self.root = _automaton(stops)
+        self.first = frozenset(stop[0] for stop in stops)
+        self.nothing: Part = stops[0][:0] if stops else ""
+
+
 class StopMatcher(Generic[Part]):
     """Watches one choice, all of its text or all of its tokens. Used by one thread at a time.
 
@@ -21,12 +33,10 @@ class StopMatcher(Generic[Part]):
 
     __slots__ = ("_first", "_held", "_node", "_nothing", "_root", "matched")
 
-    def __init__(self, stops: Sequence[Part]) -> None:
-        """`stops` are nonempty; with none, all text passes."""
-        self._root = _automaton(stops)
-        self._first = frozenset(stop[0] for stop in stops)
-        self._node = self._root
-        self._nothing: Part = stops[0][:0] if stops else ""
+    def __init__(self, stops: StopSet[Part]) -> None:
+        self._root = self._node = stops.root
+        self._first = stops.first
+        self._nothing: Part = stops.nothing
         self._held = self._nothing
         self.matched: Part | None = None
         """The stop that matched, once one has."""

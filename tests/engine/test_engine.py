@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from flare.engine import ForcedToken, Request, SamplingParams, StopCause
-from flare.text.stops import StopMatcher
+from flare.text.stops import StopMatcher, StopSet
 from tests.engine.served import GREEDY, PATIENCE, Served, expected, request
 from tests.support.one_by_one import one_by_one
 from tests.support.scripted_replay import scripted
@@ -193,7 +193,7 @@ def test_a_sequence_of_tokens_ends_a_reply(
     served = Served(script=scripted({(1, 2): [*reply, *[3] * 12]}), vocabulary=4, stepped=False)
     served.engine.start()
     try:
-        asked = Request(0, [1, 2], most, GREEDY, stop_tokens=singles, stop_sequences=StopMatcher(sequences))
+        asked = Request(0, [1, 2], most, GREEDY, stop_tokens=singles, stop_sequences=StopMatcher(StopSet(sequences)))
         served.submit(asked)
         served.run()
     finally:
@@ -212,7 +212,7 @@ def test_a_sequence_of_tokens_ends_a_reply(
 
 def test_tokens_that_may_end_a_reply_wait(serve: Callable[..., Served]) -> None:
     served = serve(script=scripted({(1, 2): [5, 6, 7, 6, 9, 6]}))
-    served.submit(Request(0, [1, 2], 6, GREEDY, stop_sequences=StopMatcher([(6, 7, 8), (7, 6, 6)])))
+    served.submit(Request(0, [1, 2], 6, GREEDY, stop_sequences=StopMatcher(StopSet([(6, 7, 8), (7, 6, 6)]))))
     shown = []
     for _ in range(6):
         served.step()

@@ -14,7 +14,7 @@ from flare.engine.request import StopCause
 from flare.generation import Answer
 from flare.output import Output, OutputError, make_output
 from flare.output.muse_atem import MAX_HEADER
-from flare.text.stops import StopMatcher
+from flare.text.stops import StopMatcher, StopSet
 from tests.output.feeding import OTHER, WEATHER
 from tests.output.frames import Frames
 from tests.output.test_kimi_xtml import KIMI, WEATHER_CALL, argument, call, channel, closes, opens, tools
@@ -40,7 +40,7 @@ def hear(frames: Frames, reply: str, size: int, *, stop: str, opens_reasoning: b
     decoder = SimpleNamespace(push=lambda token: spelled[token] if token < 1000 else texts[token - 1000], flush=str)
     answer = Answer(engine, events.append, 0.0, lambda: None)
     output = make_output(frames.tokens, WEATHER, opens_reasoning=opens_reasoning, call_prefix="c")
-    choice = answer.add(0, request, decoder, StopMatcher((stop,)), output)
+    choice = answer.add(0, request, decoder, StopMatcher(StopSet((stop,))), output)
     for token in tokens:
         choice.receive(Delivery(request, [token]))
     choice.receive(Delivery(request, [], StopCause.STOP_TOKEN, stop_tokens=(7,)))
