@@ -69,8 +69,9 @@ def render_conversation(
 
     replies = conversation.add_generation_prompt and not conversation.continue_final
     text, mark = render(replies)
-    opens = replies and opens_reasoning(conversation.thinking, model.thinking, otherwise=model.opens_reasoning)
-    if replies and conversation.variables and model.output.reasoning is not None:
+    begins = (replies or not model.generation_prompt_switch) and not conversation.continue_final
+    opens = begins and opens_reasoning(conversation.thinking, model.thinking, otherwise=model.opens_reasoning)
+    if replies and conversation.variables and model.output.reasoning is not None and model.generation_prompt_switch:
         # Nobody has probed what these variables do to the end of the prompt.
         opens = ends_within(_without(*render(False)), _without(text, mark), model.output.reasoning, otherwise=opens)
     if conversation.continue_final:

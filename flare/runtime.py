@@ -374,6 +374,7 @@ def served_model(core: Core, settings: RuntimeSettings, *, kv_pages: int) -> Ser
         has_template=manifest.template.file is not None,
         output=output,
         opens_reasoning=facts.get("opens_reasoning", False),
+        generation_prompt_switch=facts.get("generation_prompt_switch", True),
         shows_tools=tools.get("declared", True),
         tool_arguments=tools.get("arguments") or "mapping",
         default_system=system.get("default"),

@@ -28,7 +28,8 @@ class ServedModel:
     `thinking` is the probe's table, in the shape that `/v1/models` shows. `leading_system` and `inline_system` say whether the
     template renders a system message in the first place and in a later one, `content_parts` that it takes a message's content
     as a list of parts alone. `output` is how the model writes reasoning and
-    calls; `opens_reasoning` says that a reply begins within reasoning where no level of thinking says otherwise;
+    calls; `opens_reasoning` says that a reply begins within reasoning where no level of thinking says otherwise,
+    `generation_prompt_switch` that the template opens replies only where it is asked to;
     `shows_tools` says that the template shows the model its tools, `tool_arguments` is the form in which it takes
     the arguments of calls in a history, `default_system` what it says where a conversation has no system message,
     `continuation` what it puts behind an assistant's last message (None: such a message cannot be continued).
@@ -58,6 +59,7 @@ class ServedModel:
     content_parts: bool = False
     output: OutputSyntax = NO_SYNTAX
     opens_reasoning: bool = False
+    generation_prompt_switch: bool = True
     shows_tools: bool = True
     tool_arguments: Literal["mapping", "string"] = "mapping"
     default_system: str | None = None

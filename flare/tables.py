@@ -72,7 +72,7 @@ def checked_ranges(ranges: Mapping[str, Any], defaults: Mapping[str, Any]) -> di
 
 def check_facts(facts: Mapping[str, Any], vocabulary: int) -> None:
     """Raises CoreError for template facts of another shape than the exporter's. Absent or null is "nothing found"."""
-    for name in ("inline_system", "opens_reasoning"):
+    for name in ("inline_system", "opens_reasoning", "generation_prompt_switch"):
         if type(facts.get(name, False)) is not bool:
             _refuse(f"template.facts.{name}", facts[name], "true or false")
     variables = facts.get("variables")

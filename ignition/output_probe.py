@@ -16,6 +16,7 @@ from flare.conversation import Tool, Tools
 from flare.errors import RequestError
 from flare.output import FORMATS, OutputError, OutputSyntax, make_output, reply_markers
 from flare.text.template import ChatTemplate
+from ignition.thinking_probe import ends_within
 
 REASONING = (
     ("<think>", "</think>"),
@@ -64,30 +65,29 @@ class SpecialTokens(Protocol):
         ...
 
 
-def probe_output(
-    template: ChatTemplate | None, tools: Mapping[str, Any], tokens: SpecialTokens, *, tail: str | None
-) -> dict[str, Any]:
+def probe_output(template: ChatTemplate | None, probed: Mapping[str, Any], tokens: SpecialTokens) -> dict[str, Any]:
     """Returns the core's `template.facts.output`, whose fields `flare.output.OutputSyntax` describes.
 
-    `tools` are the template's probed facts of tools, `tail` what it puts behind an assistant's message. A format is named
-    only if the template shows tools to the model; a pair of delimiters only if the template mentions both or writes them.
+    `probed` are the template's other facts. A format is named only if the template shows tools to the model. Of several
+    pairs of delimiters the model's is the one that a prompt ends within, else the one that the template writes around a
+    reply's reasoning, else one that it mentions.
     """
     facts: dict[str, Any] = {
         "tools": None, "reasoning": None, "open_token": None, "close_token": None, "spelled": []
     }  # fmt: skip
     if template is None:
         return facts
+    tools, tail, parts = probed["tools"], probed["continuation"]["tail"], not probed["content"]["string"]
     spelled: dict[int, str] = {}
     if tools["declared"] and tools["calls"]:
-        reply = _Replies(template, tools["arguments"])
+        reply = _Replies(template, tools["arguments"], parts=parts)
         facts["tools"], written, left = reply.format()
         if facts["tools"] is not None and (markers := reply_markers(facts["tools"])):
             spelled |= tokens.special("".join(markers))
         elif written is not None:
             outside = reply.frame + (tail or "") + left
             spelled |= {id: text for id, text in tokens.special(written).items() if text not in outside}
-    shown = template.source + _reasoned(template)
-    pair = next((pair for pair in REASONING if all(mark in shown for mark in pair)), None)
+    pair = _delimiters([*probed["generation_prompts"].values()], _reasoned(template, parts=parts), template.source)
     if pair is not None:
         opening, closing = (tokens.single(mark) for mark in pair)
         facts |= {"reasoning": list(pair), "open_token": opening, "close_token": closing}
@@ -98,11 +98,24 @@ def probe_output(
     return facts
 
 
+def _delimiters(openings: Sequence[str], reasoned: str, source: str) -> tuple[str, str] | None:
+    """The pair of REASONING that the model uses. One that it merely strips from histories is mentioned, too."""
+    for pair in REASONING:
+        if any(ends_within(opening, [pair]) for opening in openings):
+            return pair
+    for shown in (reasoned, source + reasoned):
+        for pair in REASONING:
+            if all(mark in shown for mark in pair):
+                return pair
+    return None
+
+
 class _Replies:
     """Renderings of a reply that calls the probe's tool. `frame` is what stands before any reply."""
 
-    def __init__(self, template: ChatTemplate, arguments: str) -> None:
+    def __init__(self, template: ChatTemplate, arguments: str, *, parts: bool) -> None:
         self._template = template
+        self._parts = parts
         self._dump: Callable[[Any], Any] = json.dumps if arguments == "string" else dict
         self.frame = ""
 
@@ -148,14 +161,22 @@ class _Replies:
         return whole[len(self.frame) :]
 
     def _render(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = False) -> str:
+        messages = _in_form(messages, parts=self._parts)
         return self._template.render(messages, tools=_SHOWN, add_generation_prompt=add_generation_prompt)
 
 
-def _reasoned(template: ChatTemplate) -> str:
+def _in_form(messages: Sequence[Mapping[str, Any]], *, parts: bool) -> Sequence[Mapping[str, Any]]:
+    """The messages, with contents in the form that the template takes."""
+    if not parts:
+        return messages
+    return [message | {"content": [{"type": "text", "text": message["content"]}]} for message in map(dict, messages)]
+
+
+def _reasoned(template: ChatTemplate, *, parts: bool) -> str:
     """A reply with reasoning as the template renders it; nothing where the template refuses."""
     reply = {"role": "assistant", "content": _REPLY, "reasoning_content": "Probe reasoning"}
     try:
-        return template.render([{"role": "user", "content": _ASK}, reply])
+        return template.render(_in_form([{"role": "user", "content": _ASK}, reply], parts=parts))
     except RequestError:
         return ""
 

@@ -55,8 +55,9 @@ def probe_template(
     of the tokenizer's control tokens, which are no part of what a template says.
 
     thinking                  the table of thinking levels, as `/v1/models` shows it
-    generation_prompts        per level id, and "" for a request that names none: the text that opens the reply
-    generation_prompt_switch  whether `add_generation_prompt` decides about that text
+    generation_prompts        per level id, and "" for a request that names none: what a prompt that asks for a reply ends
+                              with, from what `add_generation_prompt` adds on, or else from the question's end on
+    generation_prompt_switch  whether `add_generation_prompt` adds something
     opens_reasoning           whether that text ends within reasoning where a request names no level
     inline_system             whether a system message after the first position renders in its place
     system                    leading, inline: "renders", "moves", "omits" or "raises"; default: the text that stands in
@@ -121,16 +122,14 @@ class _Probe:
     def facts(self, file: str | None, reasoning: Sequence[tuple[str, str]]) -> dict[str, Any]:
         content = self._content()
         thinking = ThinkingProbe(self, self._tree, self._variables, reasoning, self._controls).table(file)
-        prompts = {"": self.generation_prompt({})}
-        prompts |= {
-            level["id"]: self.generation_prompt(level_variables(level, thinking)) for level in thinking["levels"]
-        }
+        openings = {"": self.opening({})}
+        openings |= {level["id"]: self.opening(level_variables(level, thinking)) for level in thinking["levels"]}
         leading, inline = self._leading("system"), self._inline_system()
         return {
             "thinking": thinking,
-            "generation_prompts": {level: text or "" for level, text in prompts.items()},
-            "generation_prompt_switch": bool(prompts[""]),
-            "opens_reasoning": ends_within(prompts[""] or "", reasoning),
+            "generation_prompts": openings,
+            "generation_prompt_switch": bool(self._generation_prompt({})),
+            "opens_reasoning": ends_within(openings[""], reasoning),
             "inline_system": inline == "renders",
             "system": {"leading": leading, "inline": inline, "default": self._default_system()},
             "developer": self._leading("developer"),
@@ -200,13 +199,19 @@ class _Probe:
         reason = "its text is left out" if refused is None else str(refused)
         raise InputError(f"{self._name}: a plain question cannot be rendered: {reason}")
 
-    def generation_prompt(self, variables: Mapping[str, Any]) -> str | None:
+    def _generation_prompt(self, variables: Mapping[str, Any]) -> str | None:
         """What `add_generation_prompt` appends; None when that cannot be told from the rest."""
         closed = self.render(self._question(), **variables)
         opened = self.render(self._question(), reply=True, **variables)
         if closed is None or opened is None or not opened.startswith(closed):
             return None
         return opened[len(closed) :]
+
+    def opening(self, variables: Mapping[str, Any]) -> str:
+        """What a prompt that asks for a reply ends with: where `add_generation_prompt` appends nothing, or something that
+        cannot be told from the rest, all that stands behind the question."""
+        opened = self.render(self._question(), reply=True, **variables)
+        return self._generation_prompt(variables) or (opened or "").rpartition(_ASK)[2]
 
     def _leading(self, role: str) -> str:
         text = self.render([self._message(role, _SYSTEM), self._message("user", _ASK)], reply=True)

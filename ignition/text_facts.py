@@ -124,7 +124,7 @@ def _template_facts(
     tokens = _Tokens(tokenizer_json)
     facts = probe_template(source, file=file, special_tokens=spellings, reasoning=REASONING, controls=tokens.controls)
     template = None if source is None else ChatTemplate(source, special_tokens=spellings, name=file or "chat template")
-    facts["output"] = probe_output(template, facts["tools"], tokens, tail=facts["continuation"]["tail"])
+    facts["output"] = probe_output(template, facts, tokens)
     return facts
 
 

@@ -38,8 +38,8 @@ class Renderings(Protocol):
         """The prompt's text, with the beginning of a reply; None when the template refuses or cannot render."""
         ...
 
-    def generation_prompt(self, variables: Mapping[str, Any]) -> str | None:
-        """What opens a reply; None when that cannot be told from the rest."""
+    def opening(self, variables: Mapping[str, Any]) -> str:
+        """What a prompt that asks for a reply ends with."""
         ...
 
     def conversations(self) -> list[Messages]:
@@ -92,8 +92,8 @@ class ThinkingProbe:
         named = any(level["reasoning_effort"] is not None for level in levels)
         table = thinking_table(file, toggle, effort if named else None, levels)
         for level in levels:
-            prompt = self._renderings.generation_prompt(level_variables(level, table))
-            level["opens_reasoning"] = ends_within(prompt or "", self._reasoning)
+            opening = self._renderings.opening(level_variables(level, table))
+            level["opens_reasoning"] = ends_within(opening, self._reasoning)
         default = next(
             (level for level in levels if self._views(level_variables(level, table)) == self._untouched), None
         )

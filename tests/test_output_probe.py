@@ -124,3 +124,48 @@ def test_markers_of_a_format_of_replies_are_spelled_wherever_the_template_has_th
     )
     found = output(source, tokenizer("<|start|>", "<|message|>", "<|eom|>", "<|eot|>", "<|other|>"))
     assert (found["tools"], found["spelled"]) == ("muse_atem", [1, 2, 3, 4])
+
+
+PLAIN = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
+STRIPS = PLAIN.replace("m.content", "m.content.split('</think>')[-1] | replace('<think>', '')")
+
+
+@pytest.mark.parametrize(
+    ("source", "reasoning", "opens"),
+    [
+        # What closes the reasoning that the prompt opens may stand nowhere.
+        (PLAIN + "{% if add_generation_prompt %}<|assistant|><think>{% endif %}", "<think>", True),
+        (PLAIN + "{% if add_generation_prompt %}<|assistant|>[THINK]{% endif %}", "[THINK]", True),
+        (STRIPS + "{% if add_generation_prompt %}<|assistant|>[THINK]\n{% endif %}", "[THINK]", True),
+        (STRIPS + "<|assistant|><think>\n", "<think>", True),  # whatever add_generation_prompt says
+        (
+            STRIPS
+            + "{% for m in messages if m.reasoning_content %}[THINK]{{ m.reasoning_content }}[/THINK]{% endfor %}",
+            "[THINK]",
+            False,
+        ),
+        (STRIPS + "{% if add_generation_prompt %}<|assistant|>{% endif %}", "<think>", False),
+        (
+            STRIPS + "{% if add_generation_prompt %}<|assistant|>{{ '[THINK]' if enable_thinking else '' }}{% endif %}",
+            "[THINK]",
+            False,
+        ),
+        (PLAIN + "{% if add_generation_prompt %}<|assistant|><think>\n\n</think>{% endif %}", "<think>", False),
+        (PLAIN + "{% if add_generation_prompt %}<|assistant|>{% endif %}", None, False),
+        # The question may mention what it does not open.
+        (PLAIN + " Use <think> and </think>.{% if add_generation_prompt %}<|assistant|>{% endif %}", "<think>", False),
+    ],
+)
+def test_which_delimiters_of_reasoning_are_the_models(source: str, reasoning: str | None, opens: bool) -> None:
+    facts = _template_facts(source, "t", {}, tokenizer())
+    found = facts["output"]["reasoning"]
+    assert (found and found[0], facts["opens_reasoning"]) == (reasoning, opens)
+
+
+def test_a_template_that_takes_contents_in_parts_alone() -> None:
+    source = HERMES.replace(
+        "{{- message.content }}", "{%- for part in message.content %}{{- part.text }}{%- endfor %}"
+    ).replace("<think>\\n\\n</think>\\n\\n", "<think>{{ message.reasoning_content }}</think>")
+    facts = _template_facts(source, "t", {}, tokenizer())
+    assert (facts["content"], facts["output"]["tools"]) == ({"string": False, "parts": True}, "hermes")
+    assert facts["output"]["reasoning"] == ["<think>", "</think>"]

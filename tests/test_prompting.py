@@ -10,6 +10,7 @@ import pytest
 
 from flare.conversation import Conversation, Message, Tool, ToolCall, Tools
 from flare.errors import RequestError
+from flare.output import OutputSyntax
 from flare.prompting import (
     CALL_A_TOOL,
     check_tools,
@@ -265,3 +266,23 @@ def test_a_template_that_takes_parts_alone_gets_them() -> None:
     source = "{% for m in messages %}<{{ m.role }}>{% for p in m.content %}{{ p.text }}{% endfor %}{% endfor %}"
     assert prompt(Conversation([ASK]), source) == "<user>"
     assert prompt(Conversation([ASK]), source, content_parts=True) == "<user>ask"
+
+
+@pytest.mark.parametrize("variables", [{}, {"persona": "sage"}])
+@pytest.mark.parametrize("asked", [True, False])
+def test_a_template_that_opens_every_reply(asked: bool, variables: dict[str, Any]) -> None:
+    source = "{% for m in messages %}{{ m.content }}</e>{% endfor %}{{ persona }}<think>"
+    model = make_model(
+        output=OutputSyntax(reasoning=("<think>", "</think>")),
+        opens_reasoning=True,
+        generation_prompt_switch=False,
+        continuation="</e><think>",
+    )
+
+    def opens(conversation: Conversation) -> bool:
+        return render_conversation(
+            conversation, "messages", model, byte_tokenizer(), ChatTemplate(source)
+        ).opens_reasoning
+
+    assert opens(Conversation([ASK], add_generation_prompt=asked, variables=variables))
+    assert not opens(Conversation([ASK, Message("assistant", "a")], continue_final=True))

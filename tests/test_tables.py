@@ -163,6 +163,7 @@ def with_facts(facts: dict[str, Any]) -> Any:
             "thinking.levels[0].opens_reasoning",
         ),
         ({"inline_system": "yes"}, "inline_system"),
+        ({"generation_prompt_switch": 1}, "generation_prompt_switch"),
         ({"system": "You are"}, "system"),
         ({"system": {"default": 1}}, "system.default"),
         ({"system": {"leading": True}}, "system.leading"),

@@ -209,6 +209,9 @@ def test_a_template_that_always_opens_reasoning() -> None:
     always = templates.CHATML.replace("assistant\\n", "assistant\\n<think>\\n")
     facts = probe(always)
     assert (facts["opens_reasoning"], facts["thinking"]["supported"]) == (True, False)
+    unasked = probe(templates.CHATML.split("{% if add_generation_prompt")[0] + "<|im_start|>assistant\n<think>\n")
+    assert (unasked["opens_reasoning"], unasked["generation_prompt_switch"]) == (True, False)
+    assert unasked["generation_prompts"] == {"": "<|im_end|>\n<|im_start|>assistant\n<think>"}
     assert probe(templates.CHATML)["opens_reasoning"] is False and probe(None)["opens_reasoning"] is False
 
 

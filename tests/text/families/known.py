@@ -353,5 +353,6 @@ KNOWN = {
         format="mistral",
         reasoning=None,
         spelled="[TOOL_CALLS]",
+        unnamed="[/INST]",
     ),
 }
