@@ -61,7 +61,9 @@ def _explicit_ids(ids: Sequence[int], model: ServedModel) -> tuple[int, ...]:
         text = f"{field}: this core takes no token ids for log probabilities; leave it out, or {AGAIN}"
         raise RequestError(text, param=field, code="unsupported_parameter")
     if len(found) > model.explicit_ids:
-        text = f"{field}: {len(found)} different ids, this core takes at most {model.explicit_ids}; send fewer, or {AGAIN}"
+        text = (
+            f"{field}: {len(found)} different ids, this core takes at most {model.explicit_ids}; send fewer, or {AGAIN}"
+        )
         raise RequestError(text, param=field)
     return found
 
@@ -79,7 +81,9 @@ def prompt_wanted(alternatives: int | None, model: ServedModel, *, stream: bool)
     if alternatives is None:
         return None
     if stream:
-        text = "prompt_logprobs: streams do not have them, 0 alternatives included; leave out stream, or prompt_logprobs"
+        text = (
+            "prompt_logprobs: streams do not have them, 0 alternatives included; leave out stream, or prompt_logprobs"
+        )
         raise RequestError(text, param="prompt_logprobs")
     check_prompt(alternatives, "prompt_logprobs", model)
     return alternatives

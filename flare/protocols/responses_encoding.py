@@ -110,9 +110,7 @@ def reasoning_part(text: str, _logprobs: Any = ()) -> dict[str, Any]:
     return {"type": "reasoning_text", "text": text}
 
 
-def message_item(
-    response: Response, index: int, text: str | None, status: str, logprobs: Any = ()
-) -> dict[str, Any]:
+def message_item(response: Response, index: int, text: str | None, status: str, logprobs: Any = ()) -> dict[str, Any]:
     """Returns a message; `text` is None while it has no content yet."""
     content = [] if text is None else [text_part(text, logprobs)]
     id = item_id("msg", response, index)

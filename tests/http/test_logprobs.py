@@ -116,7 +116,9 @@ def test_chat_entries_hold_the_models_distribution(server: LiveServer) -> None:
         assert entry["logprob"] == values[TEXT.encode()[place]]
         tops = likeliest(values, 3)
         assert [top["logprob"] for top in entry["top_logprobs"]] == [values[token] for token in tops]
-        assert [top["bytes"] for top in entry["top_logprobs"] if len(top["bytes"]) == 1] == [[t] for t in tops if t < 256]
+        assert [top["bytes"] for top in entry["top_logprobs"] if len(top["bytes"]) == 1] == [
+            [t] for t in tops if t < 256
+        ]
     assert all(set(entry) == {"token", "logprob", "bytes", "top_logprobs"} for entry in found)
     assert all(set(top) == {"token", "logprob", "bytes"} for entry in found for top in entry["top_logprobs"])
 
@@ -339,7 +341,9 @@ def test_an_echoed_prompt_has_entries(server: LiveServer, prompt: Any, n: int) -
 
 def test_a_stream_has_a_chunk_for_each_scored_part(server: LiveServer) -> None:
     """The echoed text, then at most as many tokens as a step has rows for, then the answer."""
-    chunks = [chunk["choices"][0] for chunk in stream(server, RAW, prompt="p" * 20, echo=True, logprobs=1, max_tokens=1)]
+    chunks = [
+        chunk["choices"][0] for chunk in stream(server, RAW, prompt="p" * 20, echo=True, logprobs=1, max_tokens=1)
+    ]
     assert (chunks[0]["text"], chunks[0]["logprobs"]) == ("p" * 20, None)
     scored = [chunk for chunk in chunks[1:] if chunk["text"] == "" and chunk["finish_reason"] is None]
     sizes = [len(chunk["logprobs"]["tokens"]) for chunk in scored]
