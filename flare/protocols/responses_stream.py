@@ -24,7 +24,6 @@ from flare.protocols.responses_encoding import (
     text_part,
 )
 
-
 NO_LOGPROBS = b',"logprobs":[]'
 
 
