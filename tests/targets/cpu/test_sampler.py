@@ -6,8 +6,10 @@ import ctypes
 import math
 import random
 import struct
+import subprocess
 from collections.abc import Iterator, Sequence
 from ctypes import c_float, c_int32, c_uint32
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -284,3 +286,19 @@ def test_rows_out_of_range_are_refused(small: CpuReplay) -> None:
         with pytest.raises(ValueError, match=f"rows {rows}: the last step left 64 rows"):
             small.sample(rows)
     small.sample(0)
+
+
+@pytest.mark.parametrize("march", ["native", "x86-64"])
+def test_the_sanitizers_find_nothing_in_draws_and_scores(march: str, tmp_path: Path, repository: Path) -> None:
+    """Random rows, masks and wishes in memory of exactly their sizes, for vocabularies around whole words and blocks."""
+    if march == "x86-64-v4" and march not in runnable_levels():
+        march = "native"
+    kernels = repository / "ignition/targets/cpu/kernels"
+    source = Path(__file__).with_name("rows_stress.cc")
+    options = (
+        f"-std=c++20 -O1 -g -march={march} -Wno-psabi -fsanitize=address,undefined -fno-sanitize-recover=undefined"
+    )
+    command = ["g++", *options.split(), "-pthread", f"-I{kernels}", source, "-o", "stress"]
+    subprocess.run(command, cwd=tmp_path, check=True)
+    result = subprocess.run([tmp_path / "stress", "200"], capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout + result.stderr
