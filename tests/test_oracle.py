@@ -8,6 +8,8 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -216,10 +218,16 @@ def test_a_pool_that_cannot_hold_the_prompts(core: Path) -> None:
     load(core, kv_memory=MemorySize(bytes=4 * page))
 
 
-def serve(core: Path, *options: str, **variables: str) -> subprocess.Popen[str]:
+@contextmanager
+def serve(core: Path, *options: str, **variables: str) -> Iterator[subprocess.Popen[str]]:
+    """A server as a process of its own, which does not outlive the test."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("FLARE_")}
     command = [sys.executable, "-m", "flare.cli", "serve", str(core), "--port", "0", "--kv-memory", "4MiB", *options]
-    return subprocess.Popen(command, cwd=ROOT, env=environment | variables, stderr=subprocess.PIPE, text=True)
+    with subprocess.Popen(command, cwd=ROOT, env=environment | variables, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def test_the_server_checks_itself_before_it_serves(core: Path) -> None:

@@ -59,10 +59,7 @@ def score_prompt(replay: Scorer, tokens: Sequence[int], look: Look) -> Positions
     chunk = min(replay.max_rows, replay.max_step_tokens)
     for begin in range(0, len(tokens), chunk):
         part = tokens[begin : begin + chunk]
-        following = [
-            *tokens[begin + 1 : begin + 1 + len(part)],
-            part[-1],
-        ]  # nothing follows the last: any target will do
+        following = [*tokens[begin + 1 : begin + 1 + len(part)], 0]  # nothing follows the last: any target will do
         for i, token in enumerate(part):
             replay.tokens[i], replay.positions[i], replay.slots[i], replay.rows[i] = token, begin + i, 0, i
             replay.targets[i], replay.wanted[i] = following[i], TOP
