@@ -16,7 +16,6 @@ class Refusal(NamedTuple):
 STRICT = "schemas of functions are not enforced, and the server is not told to take such tools as ordinary ones"
 MARKER = "the recording's marker of the thinking block was made up, so it does not belong to its text"
 STRUCTURED = "structured output is not served yet"
-LOGPROBS = "log probabilities are not served yet"
 IMAGE = "the model takes text only"
 UNKNOWN = "no field of the protocol; the client sends the request again without it"
 HOSTED = "tools of a provider are not run here"
@@ -93,17 +92,9 @@ REFUSED: dict[tuple[str, int], Refusal] = {
     ("llm-comply-anthropic", 8): Refusal(400, "max_tokens:", REQUIRED),
     ("llm-comply-open-responses", 7): Refusal(400, "input[0].content[1].type:", IMAGE),
     ("llm-comply-openai-chat", 7): Refusal(400, "messages[0].content[1].type:", IMAGE),
-    ("lm-eval-mc", 1): Refusal(400, "logprobs:", LOGPROBS),
-    ("lm-eval-mc", 2): Refusal(400, "logprobs:", LOGPROBS),
-    ("lm-eval-mc", 3): Refusal(400, "logprobs:", LOGPROBS),
-    ("lm-eval-mc", 4): Refusal(400, "logprobs:", LOGPROBS),
-    ("lm-eval-mc", 5): Refusal(400, "logprobs:", LOGPROBS),
-    ("openai-sdk", 4): Refusal(400, "logprobs:", LOGPROBS),
     ("openai-sdk", 5): Refusal(400, "messages[1].content[1].type:", IMAGE),
     ("openai-sdk", 6): Refusal(400, "response_format:", STRUCTURED),
-    ("openai-sdk", 8): Refusal(400, "logprobs:", LOGPROBS),
-    ("openai-sdk", 9): Refusal(400, "prompt_logprobs:", LOGPROBS),
-    ("openai-sdk", 12): Refusal(400, "top_logprobs:", LOGPROBS),
+    ("openai-sdk", 12): Refusal(400, "input[0].content[1].type:", IMAGE),
     ("openai-sdk", 13): Refusal(400, "text.format:", STRUCTURED),
     ("opencode-image", 1): Refusal(400, "messages[2].content[2].type:", IMAGE),
     ("opencode-image", 2): Refusal(400, "messages[1].content[2].type:", IMAGE),

@@ -47,7 +47,10 @@ def recorded() -> dict[tuple[str, int], dict[str, Any]]:
 @pytest.fixture(scope="module")
 def server() -> Iterator[LiveServer]:
     names = ("local-model", "org/name")
-    runtime = make_runtime([REPLY], "Fine.", endless=False, context=CONTEXT, slots=4, aliases=names, explicit_ids=128)
+    special = [f"<|{number}|>" for number in range(32)]  # so that ids of other vocabularies are tokens
+    rated = {"max_top_logprobs": 20, "explicit_ids": 128, "scores_prompts": True}
+    sizes = {"context": CONTEXT, "slots": 4}
+    runtime = make_runtime([REPLY], "Fine.", endless=False, aliases=names, special=special, **sizes, **rated)
     with LiveServer(runtime=runtime) as live:
         yield live
         live.idle()

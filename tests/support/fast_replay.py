@@ -1,13 +1,14 @@
 """A replay whose replies are a script and nothing else: no pages, no hashes, so that the rest of a server is what takes time.
 
 `ScriptedReplay` beside it checks every argument of a step; this one trusts the engine, and takes about a microsecond a
-token. It drives servers for real clients (whose prompts have tens of thousands of tokens) and for measurements.
+token. It drives servers for real clients (whose prompts have tens of thousands of tokens) and for measurements. Asked for log
+probabilities, it says that all tokens are equally likely.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from ctypes import c_int32
+from ctypes import c_float, c_int32
 from math import exp, log
 from zlib import crc32
 
@@ -17,6 +18,9 @@ from flare.replay.cpu_interface import RowLogprobs
 
 Reply = Callable[[list[int], int], Sequence[int]]
 """(prompt, choice) -> the reply's tokens; behind its end its last token is repeated."""
+
+SCORED_ROWS = 64
+"""Rows of a step beyond those that are drawn from."""
 
 
 class FastReplay:
@@ -39,7 +43,7 @@ class FastReplay:
             max_context=max_context,
             slots=slots,
             max_step_tokens=max_step_tokens,
-            max_rows=slots,
+            max_rows=slots + SCORED_ROWS,
             page_tokens=page_tokens,
             page_stride=stride,
             kv_pages=stride * slots,
@@ -49,10 +53,13 @@ class FastReplay:
         self.positions = (c_int32 * max_step_tokens)()
         self.slots = (c_int32 * max_step_tokens)()
         self.page_table = (c_int32 * (slots * stride))()
-        self.rows = (c_int32 * slots)()
-        self.sampling = (SampleParams * slots)()
-        self.sampled = (c_int32 * slots)()
-        self.logprobs = (RowLogprobs * slots)()
+        self.rows = (c_int32 * limits.max_rows)()
+        self.sampling = (SampleParams * limits.max_rows)()
+        self.sampled = (c_int32 * limits.max_rows)()
+        self.targets = (c_int32 * limits.max_rows)()
+        self.wanted = (c_int32 * limits.max_rows)()
+        self.logprobs = (RowLogprobs * limits.max_rows)()
+        self._logprob = c_float(-log(vocabulary)).value
         self._reply = reply
         self._before_step = before_step
         self._prompts: list[list[int]] = [[] for _ in range(limits.slots)]
@@ -88,8 +95,21 @@ class FastReplay:
                 self._replies[slot] = self._reply(self._prompts[slot][: params.prompt_len], params.choice)
             reply = self._replies[slot]
             self.sampled[row] = reply[min(params.position - params.prompt_len, len(reply) - 1)]
+            if params.alternatives >= 0:
+                self._rate(row, params.alternatives)
             if params.alternatives >= 0 and params.explicit:
                 self._spread(row, self._prompts[slot][: params.prompt_len], params.explicit_ids[: params.explicit])
+
+    def score(self, first: int, count: int) -> None:
+        """Scores rows of the last step."""
+        for row in range(first, first + count):
+            self._rate(row, self.wanted[row])
+
+    def _rate(self, row: int, alternatives: int) -> None:
+        out = self.logprobs[row]
+        out.chosen, out.rank, out.count = self._logprob, 1, min(alternatives, self.limits.vocabulary)
+        out.ids[: out.count] = range(out.count)
+        out.values[: out.count] = [self._logprob] * out.count
 
     def _spread(self, row: int, prompt: Sequence[int], ids: Sequence[int]) -> None:
         """Spreads nine tenths of the probability over the tokens that are asked for, by a hash of each and of the prompt."""
