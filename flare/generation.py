@@ -397,9 +397,9 @@ class ScoredChoice(NamedTuple):
 class Answer:
     """All choices of one request, and where their events go.
 
-    `arrived_at` is on the monotonic clock. `observe` and `logprobs`: the listener wants `Observed` and `Logprobed` events too. After the last choice's
-    `Finished`, after `Failed` and after `cancel` the listener hears nothing more. `close` is called instead of a
-    `Failed` that the listener could not take: it ends what the client waits for without a word.
+    `arrived_at` is on the monotonic clock. `observe` and `logprobs`: the listener wants `Observed` and `Logprobed` events too.
+    After the last choice's `Finished`, after `Failed` and after `cancel` the listener hears nothing more. `close` is called
+    instead of a `Failed` that the listener could not take: it ends what the client waits for without a word.
     """
 
     def __init__(

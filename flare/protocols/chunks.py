@@ -260,11 +260,8 @@ class ChunkEncoder:
     def _tail(self, index: int) -> bytes:
         """Returns the end of a chunk with what was observed and counted so far."""
         logprobs = self.logprobs.take(index)
-        tail = (
-            self.format.close
-            + (NO_LOGPROBS if logprobs is None else b',"logprobs":' + encode_json(logprobs))
-            + NO_FINISH
-        )
+        shown = NO_LOGPROBS if logprobs is None else b',"logprobs":' + encode_json(logprobs)
+        tail = self.format.close + shown + NO_FINISH
         if members := self._observations(index):
             tail += b"," + encode_json(members)[1:-1]
         tail += b"}]"

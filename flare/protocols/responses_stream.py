@@ -61,8 +61,7 @@ class ResponseStream:
         self._pieces: list[str] = []
         self._coming: list[TokenLogprobs] = []  # of the text that comes next
         self._entries: list[TokenLogprobs] = []  # of the open item's text
-        self._delta = b""
-        self._delta_end = b""
+        self._delta = self._place = self._delta_end = b""
 
     def encode(self, event: Event) -> bytes:
         """Returns the frames of one event; empty when it shows nothing."""
@@ -108,7 +107,8 @@ class ResponseStream:
         frames += self._frame("response.content_part.added", **place, part=self._kind.part("", []))
         name = f"{self._kind.text}.delta".encode()
         self._delta = b'event: %b\ndata: {"type":"%b","sequence_number":' % (name, name)
-        self._delta_end = b"," + encode_json(place)[1:-1] + (NO_LOGPROBS if self._kind.rated else b"") + b',"delta":'
+        self._place = b"," + encode_json(place)[1:-1]
+        self._delta_end = self._place + (NO_LOGPROBS if self._kind.rated else b"") + b',"delta":'
         return frames
 
     def _text(self, text: str) -> bytes:
@@ -118,7 +118,7 @@ class ResponseStream:
             entries, self._coming = self._coming, []
             self._entries += entries
             logprobs = bytes(entry_list(self._response.spelling, entries))
-            end = self._delta_end.replace(NO_LOGPROBS, b',"logprobs":' + logprobs)
+            end = b'%b,"logprobs":%b,"delta":' % (self._place, logprobs)
             return b"%b%d%b%b}\n\n" % (self._delta, number, end, encode_json(text))
         return b"%b%d%b%b}\n\n" % (self._delta, number, self._delta_end, encode_json(text))
 
