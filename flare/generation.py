@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 from time import monotonic
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from flare.conversation import (
     Called,
@@ -17,17 +17,14 @@ from flare.conversation import (
     Event,
     Failed,
     Finished,
-    Logprobed,
     Observed,
     Reasoning,
-    Scored,
     Text,
     Timings,
 )
 from flare.errors import RequestError
 from flare.failures import log_failure
 from flare.output import Output, OutputError, Piece
-from flare.token_entries import Entries
 
 if TYPE_CHECKING:
     from flare.engine import Delivery, Engine
@@ -65,8 +62,7 @@ class Choice:
     """One choice of an answer, fed by one engine request.
 
     `completion_tokens` counts every token up to the one that ended the choice, that one included. `output` is None where
-    all text is answer. `user_stops` are stop tokens that the client asked for, the model's own left out. `entries` is None
-    where no log probabilities are wanted.
+    all text is answer. `user_stops` are stop tokens that the client asked for, the model's own left out.
     """
 
     __slots__ = (
@@ -77,7 +73,6 @@ class Choice:
         "completion_tokens",
         "decoder",
         "ended",
-        "entries",
         "index",
         "output",
         "request",
@@ -105,9 +100,6 @@ class Choice:
         self.completion_tokens = 0
         self.calls = 0
         self.ended = False
-        self.entries: Entries | None = None
-        if answer.logprobs:
-            self.entries = Entries(index, held=output is not None or stops is not None)
         self._unreported = 0
         self._ids: list[int] = []
 
@@ -119,9 +111,7 @@ class Choice:
             self.answer.fail(RequestError(delivery.error, status=500, type="server_error"))
             return
         try:
-            if self.entries is not None:
-                self._receive_entries(delivery, self.entries)
-            elif self.output is None and not self.answer.observe:
+            if self.output is None and not self.answer.observe:
                 self._receive_text(delivery)
             else:
                 self._receive_pieces(delivery)
@@ -175,82 +165,6 @@ class Choice:
             if self._pass_on(self.output.end(natural=natural)):
                 return
         self._end(delivery, "" if self.stops is None else self.stops.flush(), None)
-
-    def _receive_entries(self, delivery: Delivery, entries: Entries) -> None:
-        """As `_receive_pieces`, with log probabilities: each goes out before the event that shows its token, or with the last
-        one of the step that decides what becomes of it."""
-        for token, entry in zip(delivery.tokens, delivery.logprobs, strict=True):
-            self._unreported += 1
-            if self.answer.observe:
-                self._ids.append(token)
-            entries.add(entry, self.decoder.ahead(token))
-            if self._pass_on_placed(token, self.decoder.push(token), entries):
-                return
-        if delivery.finished is None:
-            undecided = 0 if self.output is None else self.output.undecided
-            if self._send(entries.release(entries.length - undecided)) or self._unreported:
-                self._emit(Text, "")
-            return
-        self._take_stop_tokens(delivery)
-        if self._pass_on_placed(NO_TOKEN, self.decoder.flush(), entries):
-            return
-        if self.output is not None:
-            natural = delivery.finished.value in NATURAL
-            if self._pass_on_each(*complete(self.output.end(natural=natural)), entries):
-                return
-        self._send(entries.end())
-        self._end(delivery, "" if self.stops is None else self.stops.flush(), None)
-
-    def _pass_on_placed(self, token: int, text: str, entries: Entries) -> bool:
-        entries.length += len(text)
-        return self._pass_on_each(*complete(self._pieces(token, text)), entries)
-
-    def _pass_on_each(self, pieces: list[Piece], error: OutputError | None, entries: Entries) -> bool:
-        """As `_pass_on`, of pieces that came to a token, and what ended them."""
-        stops = self.stops
-        # What the pieces do not tell: where reasoning and calls end. So entries before the next text go with what is before it.
-        decided = entries.length - (0 if self.output is None else self.output.undecided)
-        ends = [decided]
-        for piece in reversed(pieces[1:]):
-            ends.append(entries.length - piece.behind - len(piece.text) if piece.kind == "text" else ends[-1])
-        for piece, end in zip(pieces, reversed(ends), strict=False):
-            if piece.kind == "text":
-                text, matched = piece.text, None
-                entries.answer(entries.length - piece.behind, len(text))
-                if stops is not None:
-                    text, matched = stops.push(text)
-                entries.shown += len(text)
-                if matched is not None:
-                    if self.output is not None:
-                        for _ in self.output.end(natural=True):
-                            pass
-                    self._send(entries.cut())
-                    self._stop(text, matched)
-                    return True
-                if text:
-                    self._send(entries.release(max(end, entries.length - piece.behind)))
-                    self._emit(Text, text)
-                continue
-            if stops is not None and (held := stops.flush()):
-                entries.shown += len(held)
-                self._send(entries.release(end))
-                self._emit(Text, held)
-            self._send(entries.release(end))
-            if piece.kind == "reasoning":
-                self._emit(Reasoning, piece.text)
-            else:
-                assert piece.call is not None
-                self.calls += 1
-                self._emit(Called, piece.call)
-        if error is not None:
-            raise error
-        return False
-
-    def _send(self, released: Logprobed | None) -> bool:
-        if released is None:
-            return False
-        self.answer.listener(released)
-        return True
 
     def _pieces(self, token: int, text: str) -> Iterable[Piece]:
         if self.output is not None:
@@ -339,61 +253,6 @@ class Choice:
         self.ended = True  # not before: an answer whose listener raised is still there to be failed
 
 
-def complete(pieces: Iterable[Piece]) -> tuple[list[Piece], OutputError | None]:
-    """Takes pieces to their end; returns them, and the error that was it."""
-    taken = []
-    try:
-        for piece in pieces:
-            taken.append(piece)  # one by one: those before the error count
-    except OutputError as error:
-        return taken, error
-    return taken, None
-
-
-class ScoredPrompt:
-    """A prompt whose tokens are scored, by the request of its first choice, for all of its choices.
-
-    What comes for the others waits until the prompt is scored, so that every choice shows its prompt first.
-    """
-
-    __slots__ = ("_choices", "_due", "_waiting")
-
-    def __init__(self, choices: list[Choice], due: int) -> None:
-        """`due` are the tokens to be scored, at least 1."""
-        self._choices = choices
-        self._due = due
-        self._waiting: list[tuple[Choice, Delivery]] = []
-
-    def receive(self, choice: Choice, delivery: Delivery) -> None:
-        if delivery.scores and not choice.ended:
-            self._due -= len(delivery.scores)
-            for one in self._choices:
-                choice.answer.listener(Scored(one.index, delivery.scores))
-        if self._due and choice is not self._choices[0]:
-            self._waiting.append((choice, delivery))
-            return
-        if delivery.tokens or delivery.final:
-            choice.receive(delivery)
-        if not self._due:
-            waiting, self._waiting = self._waiting, []
-            for one, held in waiting:
-                one.receive(held)
-
-
-class ScoredChoice(NamedTuple):
-    """A choice of a scored prompt, as what an engine's request reports to."""
-
-    choice: Choice
-    prompt: ScoredPrompt
-
-    @property
-    def answer(self) -> Answer:
-        return self.choice.answer
-
-    def receive(self, delivery: Delivery) -> None:
-        self.prompt.receive(self.choice, delivery)
-
-
 class Answer:
     """All choices of one request, and where their events go.
 
@@ -431,7 +290,12 @@ class Answer:
         output: Output | None = None,
         user_stops: frozenset[int] = frozenset(),
     ) -> Choice:
-        choice = Choice(self, index, request, decoder, stops, output, user_stops)
+        kind = Choice
+        if self.logprobs:
+            from flare.rated_choice import RatedChoice
+
+            kind = RatedChoice
+        choice = kind(self, index, request, decoder, stops, output, user_stops)
         self.choices.append(choice)
         self.open_choices += 1
         return choice

@@ -20,10 +20,11 @@ from flare.config import RuntimeSettings
 from flare.conversation import Conversation, GenerationRequest, RawPrompt
 from flare.errors import CoreError, RequestError
 from flare.failures import log_failure
-from flare.generation import Answer, Choice, Listener, ScoredChoice, ScoredPrompt
+from flare.generation import Answer, Choice, Listener
 from flare.output import OutputSyntax, make_output, require
 from flare.prompting import Prompt, render_conversation
 from flare.report import Laps
+from flare.scored_prompt import ScoredChoice, ScoredPrompt
 from flare.served import ServedModel, with_temperature
 from flare.tables import check_defaults, check_facts, checked_ranges
 from flare.thinking import NO_THINKING

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from flare.conversation import Called, Event, Failed, Finished, Logprobed, Reasoning, Scored, Text, Tool, Tools
 from flare.engine import Delivery
 from flare.engine.request import StopCause
-from flare.generation import Answer, ScoredChoice, ScoredPrompt
+from flare.generation import Answer
 from flare.logprobs import TokenLogprobs
 from flare.output import OutputSyntax, make_output
+from flare.scored_prompt import ScoredChoice, ScoredPrompt
 from flare.text.detokenizer import Detokenizer
 from flare.text.stops import StopMatcher
 from tests.output.feeding import feed
