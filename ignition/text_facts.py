@@ -9,7 +9,7 @@ from typing import Any
 from flare.core.directory import Core
 from flare.core.manifest import Sampling, Template, Tokens
 from flare.errors import CoreError, InputError
-from flare.text.template import ChatTemplate
+from flare.text.template import EFFORTS, ChatTemplate
 from ignition.checkpoint.interface import Checkpoint
 from ignition.output_probe import REASONING, probe_output
 from ignition.sampling import gather_eos, gather_sampling
@@ -32,12 +32,19 @@ class TextFacts:
     def notices(self) -> list[str]:
         """What someone who exports should know."""
         facts = self.template.facts
+        notices = []
         if facts["tools"]["declared"] and facts["output"]["tools"] is None:
-            return [
+            notices.append(
                 "the chat template takes tools, but how the model writes calls of them is not known: "
                 "requests with tools will be refused"
+            )
+        if facts["thinking"]["effort"] is None:
+            notices += [
+                f"the chat template reads {name}, but no effort that it knows was found: requests that name one will be refused"
+                for name in EFFORTS
+                if name in facts["variables"]
             ]
-        return []
+        return notices
 
 
 def gather_text_facts(

@@ -9,12 +9,11 @@ from typing import Any, Protocol
 from jinja2 import nodes
 
 from flare.text.controls import Controls
+from flare.text.template import EFFORTS, TOGGLES
 from ignition.template_reading import compared
 
-TOGGLES = ("enable_thinking", "thinking")
-EFFORTS = ("reasoning_effort", "thinking_effort", "reasoning_strength")
 MODE = "thinking_mode"
-"""Variables by which templates in use are told about thinking: a switch, a named effort, and a named mode that is both."""
+"""The variable by which templates in use are told a named mode, which is a switch and an effort."""
 
 NAMES = ("minimal", "low", "medium", "high", "xhigh")
 """The API's efforts, which a template gets that prints whatever it is given."""

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from tokenizers import AddedToken, Tokenizer, models
 
+from flare.core.manifest import Template
 from flare.output import OutputSyntax
 from flare.tables import check_facts
-from ignition.text_facts import _template_facts
+from ignition.text_facts import TextFacts, _template_facts
 from tests.text import templates
 
 HERMES = """{%- macro called(call) %}
@@ -169,3 +170,18 @@ def test_a_template_that_takes_contents_in_parts_alone() -> None:
     facts = _template_facts(source, "t", {}, tokenizer())
     assert (facts["content"], facts["output"]["tools"]) == ({"string": False, "parts": True}, "hermes")
     assert facts["output"]["reasoning"] == ["<think>", "</think>"]
+
+
+@pytest.mark.parametrize(
+    ("template", "notices"),
+    [
+        ("{{ 'x' if 'low' in [reasoning_effort ~ ''] }}", ["the chat template reads reasoning_effort, but no effort "]),
+        ("{{ 'x' if reasoning_effort == 'low' }}", []),
+        ("", []),
+    ],
+)
+def test_an_effort_that_is_read_and_not_understood_is_told(template: str, notices: list[str]) -> None:
+    facts = _template_facts(PLAIN + template, "t", {}, tokenizer())
+    text = TextFacts(tokens=None, template=Template("t", "t", facts), sampling=None)  # type: ignore[arg-type]
+    assert len(text.notices) == len(notices)
+    assert all(line.startswith(begins) and "\n" not in line for line, begins in zip(text.notices, notices, strict=True))

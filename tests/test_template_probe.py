@@ -97,6 +97,43 @@ def test_a_variable_that_changes_nothing_is_no_control() -> None:
         ("{% set e = reasoning_effort | lower %}{% if 'a' == e %}x{% elif e == 'c' %}y{% endif %}", ["a", "c"]),
         ("{% set e = reasoning_effort or 'a' %}{{ {'a': 1, 'b': 2}[e] }}", ["a", "b"]),
         ("{% set m = {'a': 1, 'b': 2} %}{{ m.get(reasoning_effort, 0) }}", ["a", "b"]),
+        (
+            "{% set n = namespace(e=reasoning_effort) %}{% if n.e == 'a' %}x{% elif n['e'] == 'b' %}y{% endif %}",
+            ["a", "b"],
+        ),
+        (
+            "{% set n = namespace(e='b') %}{% if reasoning_effort is defined %}{% set n.e = reasoning_effort %}{% endif %}"
+            "{% if n.e == 'a' %}x{% elif n.e == 'b' %}y{% endif %}",
+            ["a", "b"],
+        ),
+        (
+            "{% macro say(m, e, f='c') %}{% if m == 'q' %}{% elif e == 'a' %}x{% elif f == 'b' %}y{% endif %}{% endmacro %}"
+            "{{ say('q' if x else '', reasoning_effort, f=reasoning_effort) }}",
+            ["a", "b"],
+        ),
+        (
+            "{% macro say(e=reasoning_effort) %}{% if e == 'a' %}x{% endif %}{% endmacro %}{{ say() }}"
+            "{% set e = messages[0].role %}{% if e == 'user' %}{% endif %}",
+            ["a"],
+        ),
+        (
+            "{% macro say() %}{{ {'a': 1, 'b': 2}[reasoning_effort] }}{% endmacro %}{{ say() if reasoning_effort }}",
+            ["a", "b"],
+        ),
+        (
+            "{% if reasoning_effort is equalto 'a' %}x{% elif reasoning_effort is in ['b', 'c'] %}y{% endif %}",
+            ["a", "b", "c"],
+        ),
+        ("{% if reasoning_effort is not eq('a') and reasoning_effort is ne 'b' %}x{% endif %}", ["a", "b"]),
+        ("{% set i, e = 1, reasoning_effort %}{% if e == 'a' %}x{% endif %}{% if i == 'b' %}{% endif %}", ["a"]),
+        ("{% set e %}{{ reasoning_effort }}{% endset %}{% if e == 'a' %}x{% endif %}", ["a"]),
+        ("{% set e %}{% if reasoning_effort %}b{% endif %}{% endset %}{% if e == 'b' %}x{% endif %}", []),
+        (
+            "{% for k, v in {'a': 1, 'b': 2}.items() %}{% if k == reasoning_effort %}{{ v }}{% endif %}{% endfor %}",
+            ["a", "b"],
+        ),
+        ("{% for k in ['a', 'b'] if reasoning_effort == k %}{{ k }}{% endfor %}", ["a", "b"]),
+        ("{% set m = {'a': 1} %}{% for k, v in m | items %}{{ v if k == reasoning_effort }}{% endfor %}", ["a"]),
         ("{% if x == 'z' or messages[0].role == 'user' %}{% set y = reasoning_effort %}{% endif %}", []),
         (
             "{% if reasoning_effort == 'a' %}{{ raise_exception('no') }}{% elif reasoning_effort == 'b' %}x{% endif %}",

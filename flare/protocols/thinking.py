@@ -14,6 +14,7 @@ from flare.protocols.hints import near_field
 from flare.protocols.refusals import shown, unknown_field
 from flare.protocols.tools import check_nesting
 from flare.served import ServedModel
+from flare.text.template import EFFORTS, TOGGLES
 from flare.thinking import refusal
 
 SWITCH_WORDS = {"enabled": True, "disabled": False}
@@ -82,15 +83,19 @@ def decode_template(kwargs: Any, model: ServedModel) -> TemplateAsked:
     table = model.thinking
     given = {name: value for name, value in _object(kwargs, KWARGS, model.levels).items() if value is not None}
     asked = TemplateAsked([], [], {})
+    ids = {level["reasoning_effort"]: level["id"] for level in table["levels"]}
     for name, value in given.items():
         field = f"{KWARGS}.{shown(name)}"
         if name in ("enable_thinking", table["toggle"]):
             asked.switches.append((field, value))
+        elif name in TOGGLES and name in model.variables and table["toggle"] is not None and isinstance(value, bool):
+            asked.switches.append((field, value))  # templates that read both take one for the other
         elif name == table["effort"]:
-            ids = {level["reasoning_effort"]: level["id"] for level in table["levels"]}
             asked.levels.append((field, ids.get(value, value) if isinstance(value, str) else value))
         elif name == "reasoning_effort":
             asked.levels.append((field, value))
+        elif name in EFFORTS and name in model.variables and table["effort"] is not None and isinstance(value, str):
+            asked.levels.append((field, ids.get(value, value)))
         elif name in model.variables:
             check_nesting(value, field, MAX_VARIABLE_NESTING)
             asked.variables[name] = value

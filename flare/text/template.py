@@ -12,6 +12,10 @@ from flare.errors import CoreError, RequestError
 MAX_SOURCE = 1024 * 1024
 """Most characters of a template's source."""
 
+TOGGLES = ("enable_thinking", "thinking")
+EFFORTS = ("reasoning_effort", "thinking_effort", "reasoning_strength")
+"""Variables by which templates in use are told about thinking: a switch, and a named effort."""
+
 _MAX_MESSAGE = 300  # most characters of a template author's own words in an error
 
 

@@ -168,6 +168,34 @@ def test_the_templates_own_names_and_words(
     assert resolve(controls, chat_template_kwargs=kwargs) == variables
 
 
+def test_a_second_name_that_the_template_reads_is_a_spelling_too() -> None:
+    variables = frozenset({"enable_thinking", "thinking", "reasoning_effort", "thinking_effort"})
+
+    def asked(controls: dict[str, Any], kwargs: dict[str, Any], **fields: Any) -> dict[str, Any]:
+        body = json.dumps({"messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": kwargs, **fields})
+        model = make_model(thinking=controls, variables=variables)
+        (prompt,) = ChatCompletions().decode(body.encode(), model).generation.prompts
+        return prompt.variables | template_variables(prompt.thinking, controls)
+
+    assert asked(EFFORTS, {"thinking": False}) == {"enable_thinking": False}
+    assert asked(EFFORTS, {"thinking": True}, enable_thinking=True) == asked(EFFORTS, {"enable_thinking": True})
+    assert asked(EFFORTS, {"thinking_effort": "low"}) == {"enable_thinking": True, "reasoning_effort": "low"}
+    # A variable that has nothing to do with the switch is one like any other.
+    assert asked(EFFORTS, {"thinking": "aloud"}) == {"thinking": "aloud"}
+    assert asked(ALWAYS, {"thinking": False}) == {"thinking": False}
+    assert asked(SWITCH, {"thinking_effort": "low"}) == {"thinking_effort": "low"}
+    for kwargs, fields in (
+        ({"thinking": False}, {"enable_thinking": True}),
+        ({"thinking": False, "enable_thinking": True}, {}),
+        ({"thinking": False}, {"reasoning_effort": "low"}),
+        ({"thinking_effort": "low"}, {"reasoning_effort": "medium"}),
+        ({"thinking_effort": "low"}, {"enable_thinking": False}),
+    ):
+        with pytest.raises(RequestError) as caught:
+            asked(EFFORTS, kwargs, **fields)
+        assert caught.value.code == "conflicting_thinking", kwargs
+
+
 def test_further_variables_of_the_template() -> None:
     given = {"today": "1 May", "persona": {"name": "é", "traits": [1, None, [True]]}}
     assert resolve(NOTHING, chat_template_kwargs=given) == given
