@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -42,6 +42,7 @@ def render_conversation(
 ) -> Prompt:
     """Returns the prompt of a conversation, which the request has in `field`. Raises RequestError where there is none."""
     from flare.text.prompt import render_prompt
+    from flare.text.template import TemplateError
 
     check_tools(conversation.tools)
     tail = model.continuation
@@ -60,15 +61,19 @@ def render_conversation(
         default_system=model.default_system,
     )
     tools = template_tools(conversation.tools)
-    variables = conversation.variables | template_variables(conversation.thinking, model.thinking)
+    controls = template_variables(conversation.thinking, model.thinking)
 
-    def render(reply: bool) -> tuple[str, str]:
+    def render(reply: bool, *, bare: bool = False) -> tuple[str, str]:
+        variables = controls if bare else conversation.variables | controls
         return render_prompt(
             tokenizer, template, messages, tools=tools, add_generation_prompt=reply, variables=variables
         )
 
     replies = conversation.add_generation_prompt and not conversation.continue_final
-    text, mark = render(replies)
+    try:
+        text, mark = render(replies)
+    except TemplateError as error:
+        raise _not_rendered(error, field, conversation, lambda: render(replies, bare=True)) from None
     begins = (replies or not model.generation_prompt_switch) and not conversation.continue_final
     opens = begins and opens_reasoning(conversation.thinking, model.thinking, otherwise=model.opens_reasoning)
     if replies and conversation.variables and model.output.reasoning is not None and model.generation_prompt_switch:
@@ -82,6 +87,22 @@ def render_conversation(
         text = "the chat template makes nothing of it; send text, or leave out add_generation_prompt"
         raise RequestError(f"{field}: {text}", param=field)
     return Prompt(tokens, opens)
+
+
+def _not_rendered(
+    error: RequestError, field: str, conversation: Conversation, bare: Callable[[], object]
+) -> RequestError:
+    """Returns the refusal of what the template does not render: of the further variables, where it renders without them."""
+    if conversation.variables:
+        try:
+            bare()
+        except RequestError:
+            pass
+        else:
+            names = ", ".join(name[:80] for name in sorted(conversation.variables))
+            text = f"chat_template_kwargs: {error}; it does without {names}: change or leave out what it cannot take"
+            return RequestError(text, param="chat_template_kwargs")
+    return RequestError(str(error), param=field)
 
 
 def _continued(rendered: str, tail: str, said: str, mark: str, field: str) -> str:

@@ -63,19 +63,19 @@ def selected_level(asked: Thinking, table: Mapping[str, Any]) -> Mapping[str, An
         if asked.nearest or (asked.level in (None, "none") and asked.switch is not True):
             return None
         field = asked.level_field if asked.level not in (None, "none") else asked.switch_field
-        text = "this model's chat template has no thinking controls"
+        text = "this model's chat template has no thinking controls; leave it out"
         raise refusal(field, text, ids, code="thinking_unsupported")
     if asked.level is not None:
         return _named_level(asked, levels, ids)
     if asked.switch:
         thinking = [level for level in levels if _thinks(level)]
         if not thinking:
-            text = "this model's chat template cannot think"
+            text = "this model's chat template cannot think; leave it out"
             raise refusal(asked.switch_field, text, ids, code="thinking_unsupported")
         return next((level for level in thinking if level["default"]), thinking[0])
     level = next((level for level in levels if not _thinks(level)), None)
     if level is None and not asked.nearest:
-        text = "this model's chat template cannot switch thinking off"
+        text = "this model's chat template cannot switch thinking off; leave it out"
         raise refusal(asked.switch_field, text, ids, code="thinking_unsupported")
     return level if level is not None else _nearest("none", levels)
 
@@ -89,7 +89,8 @@ def _named_level(asked: Thinking, levels: list[Mapping[str, Any]], ids: list[str
         text = f"{asked.level[:80]!r} is not defined by this model's chat template; levels: {', '.join(ids)}"
         raise refusal(asked.level_field, text, ids, code="unsupported_reasoning_effort")
     if asked.switch is not None and asked.switch != _thinks(level):
-        text = f"{str(asked.switch).lower()} contradicts {asked.level_field} {asked.level!r}"
+        wants = "asks for thinking" if asked.switch else "asks for no thinking"
+        text = f"{wants}, which contradicts {asked.level_field} {asked.level[:80]!r}; send one of them"
         raise refusal(asked.switch_field, text, ids, code="conflicting_thinking")
     return level
 

@@ -286,3 +286,41 @@ def test_a_template_that_opens_every_reply(asked: bool, variables: dict[str, Any
 
     assert opens(Conversation([ASK], add_generation_prompt=asked, variables=variables))
     assert not opens(Conversation([ASK, Message("assistant", "a")], continue_final=True))
+
+
+@pytest.mark.parametrize(
+    ("variables", "text", "param", "says"),
+    [
+        (
+            {"mood": 5, "other": 1},
+            "ask",
+            "chat_template_kwargs",
+            "cannot render this conversation (chat_template.jinja line 1)",
+        ),
+        ({"mood": "bad"}, "ask", "chat_template_kwargs", "refuses this conversation: no such mood"),
+        ({"mood": "good"}, "refuse", "input", "refuses this conversation: no such text"),
+        ({}, "refuse", "input", "refuses this conversation: no such text"),
+        (
+            {"mark": "x"},
+            "ask",
+            "chat_template_kwargs.mark",
+            "chat_template_kwargs.mark: not a variable that a request can set",
+        ),
+    ],
+)
+def test_who_is_to_blame_where_the_template_does_not_render(
+    variables: dict[str, Any], text: str, param: str, says: str
+) -> None:
+    source = (
+        "{% if messages[0].content == 'refuse' %}{{ raise_exception('no such text') }}{% endif %}{{ mood and mood.upper() }}"
+        "{% if mood == 'bad' %}{{ raise_exception('no such mood') }}{% endif %}{{ messages[0].content }}"
+    )
+    conversation = Conversation([Message("user", text)], variables=variables)
+    with pytest.raises(RequestError) as caught:
+        render_conversation(conversation, "input", make_model(), byte_tokenizer(), ChatTemplate(source))
+    error = caught.value
+    assert (error.param, error.status) == (param, 400) and says in str(error)
+    if param == "chat_template_kwargs":
+        assert str(error).startswith("chat_template_kwargs: ") and f"it does without {', '.join(variables)}" in str(
+            error
+        )

@@ -116,14 +116,20 @@ def agreed(asked_levels: Sequence[Spelling], asked_switches: Sequence[Spelling],
     """
     for name, value in asked_levels:
         if not isinstance(value, str):
-            raise refusal(name, "expected a string, the name of a level", levels, code="invalid_thinking")
+            named = f"a string, the name of a level: {', '.join(levels)}" if levels else "a string, the name of a level"
+            raise refusal(name, f"{_value(value)} is not {named}", levels, code="invalid_thinking")
     for name, value in asked_switches:
         if not isinstance(value, bool):
-            raise refusal(name, "expected true or false", levels, code="invalid_thinking")
+            text = f"{_value(value)} is not true or false"
+            if name == "thinking":
+                text += ", nor {type} of enabled or disabled alone; for a budget send thinking_token_budget"
+            raise refusal(name, text, levels, code="invalid_thinking")
     for sent in (asked_levels, asked_switches):
         for name, value in sent[1:]:
             if value != sent[0][1]:
-                raise refusal(name, f"disagrees with {sent[0][0]}", levels, code="conflicting_thinking")
+                raise refusal(
+                    name, f"disagrees with {sent[0][0]}; send one of them", levels, code="conflicting_thinking"
+                )
     level_field, level = asked_levels[0] if asked_levels else ("reasoning_effort", None)
     switch_field, switch = asked_switches[0] if asked_switches else ("enable_thinking", None)
     return Thinking(level, level_field, switch, switch_field)
@@ -139,6 +145,11 @@ def _object(value: Any, name: str, levels: list[str]) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise refusal(name, "expected an object", levels, code="invalid_thinking")
     return value
+
+
+def _value(value: Any) -> str:
+    """A value of the wrong type as an error repeats it."""
+    return shown(encode_json(value).decode())
 
 
 def _switch_word(value: Any) -> Any:

@@ -45,7 +45,8 @@ def render_prompt(
     """
     for name in variables or {}:
         if name in _RESERVED:
-            raise RequestError(f"chat_template_kwargs: {name!r} is not a variable that a request can set")
+            param = f"chat_template_kwargs.{name}"
+            raise RequestError(f"{param}: not a variable that a request can set; leave it out", param=param)
     request = [list(messages), None if tools is None else list(tools), dict(variables or {})]
 
     def render(strict: bool) -> tuple[Rendered, bool]:

@@ -24,11 +24,15 @@ def fixed_clock() -> datetime:
     return datetime(2025, 1, 1)
 
 
-class TemplateRefusal(RequestError):
+class TemplateError(RequestError):
+    """The template does not render the conversation."""
+
+
+class TemplateRefusal(TemplateError):
     """The template refuses the conversation in its author's words (`raise_exception`)."""
 
 
-class TemplateFailure(RequestError):
+class TemplateFailure(TemplateError):
     """The template cannot render the conversation. `line` is where in the template, None where that is unknown."""
 
     def __init__(self, message: str, line: int | None) -> None:

@@ -149,6 +149,45 @@ def test_refusals(controls: dict[str, Any], fields: dict[str, Any], code: str, p
     assert error.extra == {"levels": [item["id"] for item in controls["levels"]]}
 
 
+LEVELS = "none, xhigh, medium, low"
+
+
+@pytest.mark.parametrize(
+    ("controls", "fields", "text"),
+    [
+        (EFFORTS, {"reasoning_effort": 80}, f"80 is not a string, the name of a level: {LEVELS}"),
+        (NOTHING, {"reasoning_effort": 80}, "80 is not a string, the name of a level"),
+        (
+            EFFORTS,
+            {"thinking": {"type": "enabled", "budget_tokens": 100}},
+            '{"type":"enabled","budget_tokens":100} is not true or false, nor {type} of enabled or disabled alone; '
+            "for a budget send thinking_token_budget",
+        ),
+        (EFFORTS, {"enable_thinking": "yes"}, '"yes" is not true or false'),
+        (
+            EFFORTS,
+            {"thinking": {"type": "enabled"}, "reasoning_effort": "none"},
+            "asks for thinking, which contradicts reasoning_effort 'none'; send one of them",
+        ),
+        (
+            EFFORTS,
+            {"enable_thinking": False, "reasoning_effort": "low"},
+            "asks for no thinking, which contradicts reasoning_effort 'low'; send one of them",
+        ),
+        (EFFORTS, {"enable_thinking": True, "thinking": False}, "disagrees with enable_thinking; send one of them"),
+        (NOTHING, {"enable_thinking": True}, "this model's chat template has no thinking controls; leave it out"),
+        (ALWAYS, {"enable_thinking": False}, "this model's chat template cannot switch thinking off; leave it out"),
+    ],
+)
+def test_refusals_show_the_value_and_a_way_out(controls: dict[str, Any], fields: dict[str, Any], text: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        resolve(controls, **fields)
+    assert str(caught.value) == f"{caught.value.param}: {text}"
+    with pytest.raises(RequestError) as caught:
+        resolve(EFFORTS, thinking={"type": "x" * 5000})
+    assert len(str(caught.value)) < 300
+
+
 @pytest.mark.parametrize(
     ("controls", "kwargs", "variables"),
     [
