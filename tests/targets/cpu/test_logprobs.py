@@ -53,6 +53,7 @@ def assert_near(values: np.ndarray, logits: np.ndarray) -> None:
         nearest = truth.astype(np.float32)
         rounding = np.spacing(np.abs(nearest)) / 2
     finite = np.isfinite(nearest)
+    assert not np.signbit(values[values == 0]).any(), "-0 is no probability that a client expects"
     assert np.array_equal(values[~finite], nearest[~finite])
     error = np.abs(values[finite].astype(np.float64) - truth[finite])
     assert (error <= 1e-5 + rounding[finite]).all(), error.max()

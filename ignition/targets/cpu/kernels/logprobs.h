@@ -45,7 +45,7 @@ class Scorer {
 
   // The value of a logit of the row that was scored last.
   float value(float logit) const {
-    if (maxima_.highest() == INFINITY) return logit == INFINITY ? float(-log_sum_) : -INFINITY;
+    if (maxima_.highest() == INFINITY) return logit == INFINITY ? float(0.0 - log_sum_) : -INFINITY;
     return float((double(logit) - double(maxima_.highest())) - log_sum_);
   }
 
