@@ -7,12 +7,6 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-MAX_ALTERNATIVES = 20
-"""Most natural alternatives to a token."""
-
-MAX_EXPLICIT_IDS = 128
-"""Most tokens that a request may name to have their log probabilities."""
-
 
 class LogprobsWanted(NamedTuple):
     """What a request wants for each token of its reply: `alternatives` likeliest tokens, 0 to 20, or instead of them the tokens

@@ -14,15 +14,16 @@ import pytest
 from msgspec.structs import astuple
 
 from flare.config import ServerSettings
+from flare.core.manifest import MAX_EXPLICIT_IDS
 from flare.core.oracle import tolerance
+from flare.core.sampling import VALID
 from flare.http.codings import MAX_MEMBERS, MAX_WINDOW_BYTES
-from flare.logprobs import MAX_EXPLICIT_IDS
 from flare.output import FORMATS
 from flare.protocols.fields import INERT, MAX_STOP_BYTES, MAX_STOP_SEQUENCE, MAX_STOP_STRINGS, MAX_TOKEN_STOPS
 from flare.protocols.logprob_fields import MAX_PROMPT_VALUES
 from flare.protocols.thinking import MAX_VARIABLE_NESTING, MAX_VARIABLES_BYTES
 from flare.runtime import MAX_CHOICES, Runtime
-from flare.served import GREEDY_BELOW, VALID
+from flare.served import GREEDY_BELOW
 from flare.settings import SETTINGS, TABLES, Switch
 from flare.sources import configure
 from flare.text.sandbox import MAX_CHARS, MAX_STEPS

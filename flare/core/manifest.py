@@ -17,7 +17,10 @@ FORMAT_VERSION = 2
 MANIFEST_FILE = "core.json"
 MANIFEST_CHECKSUM_FILE = "core.sha256"
 MAX_ALTERNATIVES = 20
+"""Most natural alternatives to a token, with their log probabilities."""
+
 MAX_EXPLICIT_IDS = 128
+"""Most tokens that a request may name to have their log probabilities."""
 
 
 class Struct(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):

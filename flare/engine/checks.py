@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from flare.core.manifest import MAX_ALTERNATIVES, MAX_EXPLICIT_IDS
 from flare.engine.request import Request
 from flare.errors import RequestError
-from flare.logprobs import MAX_ALTERNATIVES, MAX_EXPLICIT_IDS
 
 
 def check_request(request: Request, *, context: int, vocabulary: int) -> None:

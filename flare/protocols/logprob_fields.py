@@ -7,8 +7,9 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from flare.core.manifest import MAX_ALTERNATIVES, MAX_EXPLICIT_IDS
 from flare.errors import RequestError
-from flare.logprobs import MAX_ALTERNATIVES, MAX_EXPLICIT_IDS, LogprobsWanted
+from flare.logprobs import LogprobsWanted
 from flare.served import ServedModel
 
 Alternatives = Annotated[int, Meta(ge=0, le=MAX_ALTERNATIVES)]

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from flare import __version__
+from flare.core.sampling import NEUTRAL, VALID
 from flare.errors import RequestError
 from flare.protocols.refusals import shown
-from flare.served import NEUTRAL, VALID, ServedModel
+from flare.served import ServedModel
 
 LIMIT_DEFAULTS = ("max_new_tokens", "max_length")
 DEFAULT_SOURCE = "flare_default"

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from flare.core.sampling import VALID
 from flare.protocols import (
     chat,
     chat_messages,
@@ -40,7 +41,7 @@ from flare.protocols.schemas import (
     words,
 )
 from flare.protocols.thinking import SWITCH_WORDS
-from flare.served import VALID, ServedModel
+from flare.served import ServedModel
 
 NOT_SERVED = "Not served: only values that ask for nothing pass."
 

@@ -9,11 +9,10 @@ import ctypes
 from ctypes import POINTER, c_char_p, c_float, c_int, c_int32, c_size_t, c_uint32, c_uint64, c_void_p
 from pathlib import Path
 
+from flare.core.manifest import MAX_ALTERNATIVES, MAX_EXPLICIT_IDS
 from flare.errors import CoreError
 
 ABI_VERSION = 2
-MAX_ALTERNATIVES = 20
-MAX_EXPLICIT = 128
 SEGMENTS = {"none": 0, "weights": 1, "arena": 2, "io": 3, "kv": 4}
 
 # Result codes beside 0 (good) and 1 (refused).
@@ -71,8 +70,8 @@ class SampleParams(ctypes.Structure):
     """How one row's token is chosen; `kernels/sampler.h` documents the meaning and order of the fields.
 
     `history` points to int32 tokens, the `prompt_len` of the prompt first; `mask` to one bit a token, bit t % 32 of word
-    t // 32, set where the token may be drawn (null: all may); `explicit_ids` to `explicit` tokens, up to MAX_EXPLICIT, whose
-    log probabilities are wanted. Their arrays must outlive the `sample` call. `alternatives` is how many of the likeliest
+    t // 32, set where the token may be drawn (null: all may); `explicit_ids` to `explicit` tokens, up to MAX_EXPLICIT_IDS,
+    whose log probabilities are wanted. Their arrays must outlive the `sample` call. `alternatives` is how many of the likeliest
     tokens are wanted with theirs, up to MAX_ALTERNATIVES; at -1 the row gets no log probabilities at all.
     """
 
@@ -113,7 +112,7 @@ class RowLogprobs(ctypes.Structure):
         ("reserved", c_int32),
         ("ids", c_int32 * MAX_ALTERNATIVES),
         ("values", c_float * MAX_ALTERNATIVES),
-        ("explicit", c_float * MAX_EXPLICIT),
+        ("explicit", c_float * MAX_EXPLICIT_IDS),
     ]
 
 

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 from openapi_spec_validator import validate
 
+from flare.core.sampling import VALID
 from flare.protocols.openapi import ROUTES, Route, document
-from flare.served import VALID
 from flare.thinking import NO_THINKING
 from tests.support.live_server import LiveServer, make_model
 from tests.support.schemas import Values, spoiled

@@ -12,9 +12,9 @@ from openai.types import Model
 
 from flare import __version__
 from flare.conversation import GenerationRequest
+from flare.core.sampling import NEUTRAL, VALID
 from flare.errors import RequestError
 from flare.protocols.models import find_model, model_card, model_info, model_list
-from flare.served import NEUTRAL, VALID
 from tests.support.live_server import make_model
 
 SPECIFIED = {
