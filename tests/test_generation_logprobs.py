@@ -18,7 +18,7 @@ from flare.logprobs import TokenLogprobs
 from flare.output import OutputSyntax, make_output
 from flare.scored_prompt import ScoredChoice, ScoredPrompt
 from flare.text.detokenizer import Detokenizer
-from flare.text.stops import StopMatcher
+from flare.text.stops import StopMatcher, StopSet
 from tests.output.feeding import feed
 from tests.support.live_server import EOS, IM_START, byte_tokenizer
 from tests.test_generation import CALL, SYNTAX, TOOLS, cut
@@ -81,7 +81,7 @@ def hear(
     engine: Any = SimpleNamespace(cancel=lambda id, cause=None: None)
     answer = Answer(engine, events.append, 0.0, lambda: None, logprobs=logprobs)
     output = make_output(syntax, tools, opens_reasoning=opens, call_prefix="c") if syntax else None
-    stops = StopMatcher(stop) if stop else None
+    stops = StopMatcher(StopSet(stop)) if stop else None
     choice = answer.add(0, request(), decoder or Detokenizer(TOKENIZER, previous=3), stops, output)
     count = 0
     for index, tokens in enumerate(steps):

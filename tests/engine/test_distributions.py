@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from flare.engine import Delivery, ForcedToken, LogprobsWanted, Request, SamplingParams, StopCause, TokenLogprobs
 from flare.errors import MaskError, RequestError
-from flare.text.stops import StopMatcher
+from flare.text.stops import StopMatcher, StopSet
 from tests.engine.served import GREEDY, Served, expected, request
 from tests.support.one_by_one import one_by_one
 from tests.support.scripted_replay import scripted
@@ -193,7 +193,7 @@ def test_terminators_have_no_entry_and_held_tokens_keep_theirs(serve: Callable[.
     served = serve(vocabulary=VOCABULARY, script=scripted({(1,): [5, 6, 7, 8, 9]}, [5, 6, 5, 6, 7, 9]))
     by_token = Request(0, [1], 9, GREEDY, stop_tokens=frozenset({8}), logprobs=LogprobsWanted(2))
     by_sequence = Request(1, [2], 9, GREEDY, logprobs=LogprobsWanted(2))
-    by_sequence.stop_sequences = StopMatcher([(5, 6, 7)])
+    by_sequence.stop_sequences = StopMatcher(StopSet([(5, 6, 7)]))
     for wish in (by_token, by_sequence):
         served.submit(wish)
     served.run()
