@@ -26,6 +26,12 @@ RATE: Schema = {"type": ["number", "null"], "minimum": 0}
 CAUSES = words(get_args(Cause))
 ENDS = {"finish_reason": words(["stop", "length", "tool_calls"]), "stop_reason": CAUSES}
 OBSERVED = {"token_ids": array_of(COUNT), "token_timestamps": array_of(NUMBER)}
+BYTES = array_of({"type": "integer", "minimum": 0, "maximum": 255})
+LOGPROB: Schema = {"type": "number", "maximum": 0}
+RATED: dict[str, Schema] = {"token": TEXT, "logprob": LOGPROB, "bytes": BYTES}
+CHAT_LOGPROBS = any_of(members({"content": array_of(ref("TokenLogprobs"))}), NULL)
+TEXT_LOGPROBS = any_of(ref("TextLogprobs"), NULL)
+PROMPT_LOGPROBS = {"prompt_logprobs": array_of(any_of(ref("PromptToken"), NULL))}
 MESSAGE_EVENTS = (
     "message_start",
     "content_block_start",
@@ -81,6 +87,19 @@ ANSWERS: dict[str, Schema] = {
         },
         {"completion_tokens_details": members({"reasoning_tokens": COUNT})},
     ),
+    "TokenLogprobs": members({**RATED, "top_logprobs": array_of(members(RATED))}),
+    "TextLogprobs": members(
+        {
+            "tokens": array_of(TEXT),
+            "token_logprobs": array_of(any_of(LOGPROB, NULL)),
+            "top_logprobs": array_of(any_of({"type": "object", "additionalProperties": LOGPROB}, NULL)),
+            "text_offset": array_of(COUNT),
+        }
+    ),
+    "PromptToken": {
+        "type": "object",
+        "additionalProperties": members({"logprob": LOGPROB, "rank": COUNT, "decoded_token": TEXT}),
+    },
     "ToolCall": members(
         {"id": TEXT, "type": word("function"), "function": members({"name": TEXT, "arguments": TEXT})},
     ),
@@ -95,6 +114,7 @@ ANSWERS: dict[str, Schema] = {
                             {"role": word("assistant"), "content": MAYBE_TEXT},
                             {"reasoning_content": MAYBE_TEXT, "tool_calls": array_of(ref("ToolCall"))},
                         ),
+                        "logprobs": CHAT_LOGPROBS,
                         **ENDS,
                     },
                     OBSERVED,
@@ -103,18 +123,22 @@ ANSWERS: dict[str, Schema] = {
             "usage": ref("Usage"),
             **EXTRAS,
         },
-        {"prompt_token_ids": array_of(COUNT)},
+        {"prompt_token_ids": array_of(COUNT), **PROMPT_LOGPROBS},
     ),
-    "ChatCompletionChunk": _chunk("chat.completion.chunk", {"delta": OBJECT}),
+    "ChatCompletionChunk": _chunk("chat.completion.chunk", {"delta": OBJECT, "logprobs": CHAT_LOGPROBS}),
     "TextCompletion": members(
         {
             **_openai("text_completion"),
-            "choices": array_of(members({"index": COUNT, "text": TEXT, **ENDS}, OBSERVED)),
+            "choices": array_of(
+                members(
+                    {"index": COUNT, "text": TEXT, "logprobs": TEXT_LOGPROBS, **ENDS}, {**OBSERVED, **PROMPT_LOGPROBS}
+                )
+            ),
             "usage": ref("Usage"),
             **EXTRAS,
         }
     ),
-    "TextCompletionChunk": _chunk("text_completion", {"text": TEXT}),
+    "TextCompletionChunk": _chunk("text_completion", {"text": TEXT, "logprobs": TEXT_LOGPROBS}),
     "Message": members(
         {
             "id": TEXT,

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from flare.core.manifest import MAX_EXPLICIT_IDS
 from flare.core.sampling import VALID
 from flare.protocols import (
     chat,
@@ -324,6 +325,7 @@ def _of_model(model: ServedModel, properties: Mapping[str, Schema]) -> dict[str,
     fields["stop_token_ids"] = any_of(array_of(token, maxItems=shared.MAX_TOKEN_STOPS), NULL)
     sequence = array_of(token, minItems=1, maxItems=shared.MAX_STOP_SEQUENCE)
     fields["stop_token_sequences"] = any_of(array_of(sequence, maxItems=shared.MAX_TOKEN_STOPS), NULL)
+    fields["logprob_token_ids"] = any_of(array_of(token, maxItems=MAX_EXPLICIT_IDS), NULL)
     variables = dict.fromkeys(sorted(model.variables), ANY)
     variables |= dict.fromkeys(["reasoning_effort", model.thinking["effort"] or "reasoning_effort"], MAYBE_TEXT)
     variables |= dict.fromkeys(["enable_thinking", model.thinking["toggle"] or "enable_thinking"], SWITCH)

@@ -33,12 +33,14 @@ GOOD: dict[str, list[dict[str, Any]]] = {
         {"messages": HI, "n": 2, "return_token_ids": True, "return_token_timestamps": True, "max_tokens": 3},
         {"messages": HI, "tools": [{"type": "function", "function": {"name": "f", "parameters": SCHEMA}}]},
         {"messages": HI, "stream_options": {"include_usage": True, "continuous_usage_stats": True}},
+        {"messages": HI, "logprobs": True, "top_logprobs": 2, "logprob_token_ids": [1, 2]},
         {"messages": HI, "logprobs": False, "response_format": {"type": "text"}, "store": False, "logit_bias": {}},
     ],
     "createCompletion": [
         {"prompt": "hi"},
         {"prompt": [[1, 2], [3]], "echo": True, "n": 2},
         {"prompt": "x", "max_tokens": 0},
+        {"prompt": "abc", "echo": True, "logprobs": 1, "return_tokens_as_token_ids": True},
     ],
     "createMessage": [
         {"messages": HI, "max_tokens": 100},
@@ -50,6 +52,7 @@ GOOD: dict[str, list[dict[str, Any]]] = {
         {"input": "hi"},
         {"input": HI, "tools": [{"type": "function", "name": "f", "parameters": SCHEMA}]},
         {"input": "hi", "max_output_tokens": 2},
+        {"input": "hi", "include": ["message.output_text.logprobs"], "top_logprobs": 1},
     ],
     "createSystemOne": [
         {"model": "m", "state": "x", "questions": {"q": {"type": "noul"}}},
@@ -84,7 +87,8 @@ BODIES = [route for route in ROUTES if route.body]
 @pytest.fixture(scope="module")
 def server() -> Iterator[LiveServer]:
     """A model that reasons, and calls the tools that it is offered."""
-    runtime = make_runtime([CALL], "<think>hm</think>Fine.", endless=False, context=2048, slots=4, explicit_ids=128)
+    rated = {"max_top_logprobs": 20, "explicit_ids": 128, "scores_prompts": True}
+    runtime = make_runtime([CALL], "<think>hm</think>Fine.", endless=False, context=2048, slots=4, **rated)
     with LiveServer(runtime=runtime) as live:
         yield live
         live.idle()
@@ -267,6 +271,15 @@ def test_without_the_key_nothing_of_a_body_counts(keyed: LiveServer, route: Rout
 
     denied()
     assert keyed.server.generator.metrics.submitted == keyed.server.generator.admission.used == 0
+
+
+def test_scores_of_prompts_are_as_described(server: LiveServer) -> None:
+    """They are refused in streams, so that no body of GOOD asks for them."""
+    for route in BODIES[:2]:
+        body = GOOD[route.name][0] | {"prompt_logprobs": 2}
+        validator(route.body).validate(body)
+        status, _, data = answer = ask(server, route, body)
+        assert (status, check(route, answer)) == (200, 200) and b'"prompt_logprobs":[null,{' in data, route.path
 
 
 def test_values_that_ask_for_nothing_pass(server: LiveServer) -> None:
