@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 class ScoredPrompt:
     """A prompt whose tokens are scored by the engine's request of its first choice.
 
-    What comes for the others waits until the prompt is scored, so that every choice shows its prompt first.
+    What comes for the others, but for failures, waits until the prompt is scored: so every choice shows its prompt first.
     """
 
     __slots__ = ("_choices", "_due", "_waiting")
@@ -31,7 +31,7 @@ class ScoredPrompt:
             self._due -= len(delivery.scores)
             for one in self._choices:
                 choice.answer.listener(Scored(one.index, delivery.scores))
-        if self._due and choice is not self._choices[0]:
+        if self._due and choice is not self._choices[0] and delivery.error is None:
             self._waiting.append((choice, delivery))
             return
         if delivery.tokens or delivery.final:

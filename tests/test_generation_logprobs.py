@@ -242,12 +242,14 @@ def test_choices_share_the_scores_of_their_prompt() -> None:
     assert [(e.choice, e.text) for e in events[4:] if isinstance(e, Text | Finished)] == [(0, "b"), (1, "a"), (1, "c")]
 
 
-def test_a_failure_while_a_prompt_is_scored_ends_all_choices() -> None:
-    events, (first, second) = scored_choices(2, 2)
-    second.receive(Delivery(second.choice.request, [97]))
-    first.receive(Delivery(first.choice.request, [], error="no"))
-    first.receive(Delivery(first.choice.request, [], scores=[entry(1), entry(2)]))
+@pytest.mark.parametrize("failing", [0, 1])
+def test_a_failure_while_a_prompt_is_scored_ends_all_choices(failing: int) -> None:
+    events, choices = scored_choices(2, 2)
+    choices[1].receive(Delivery(choices[1].choice.request, [97]))
+    choices[failing].receive(Delivery(choices[failing].choice.request, [], error="no"))
     assert [type(event) for event in events] == [Failed]
+    choices[0].receive(Delivery(choices[0].choice.request, [], scores=[entry(1), entry(2)]))
+    assert len(events) == 1
 
 
 def test_tools_of_this_file_call() -> None:

@@ -102,9 +102,9 @@ class Completions:
 
     def admit(self, prompt_tokens: int, decoded: Decoded, model: ServedModel) -> None:
         """Takes any prompt that fits the context, which bounds the answer; those that are scored have a limit of their own."""
-        generation, shows = decoded.generation, decoded.details
+        generation = decoded.generation
         field = "prompt_logprobs" if generation.logprobs is None or not decoded.echo else "echo"
-        logprob_fields.check_size(prompt_tokens, generation.n, shows.prompt_logprobs, field)
+        logprob_fields.check_size(prompt_tokens, generation.n, generation.prompt_logprobs, field)
 
     def encode(self, response: Response, collected: Collected) -> bytes:
         outcomes = collected.outcomes()

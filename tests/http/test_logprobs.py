@@ -454,6 +454,8 @@ def test_scores_are_bounded() -> None:
         assert (error["param"], str(MAX_PROMPT_VALUES) in error["message"]) == ("prompt_logprobs", True)
         error = refused(up, RAW, {"prompt": [1] * size, "echo": True, "logprobs": 20, "n": n + 1, "max_tokens": 0})
         assert error["param"] == "echo"
+        fields = {"echo": True, "logprobs": 20, "prompt_logprobs": 0, "n": n + 1, "max_tokens": 0}
+        assert refused(up, RAW, {"prompt": [1] * size, **fields})["param"] == "echo"
 
 
 def test_a_client_that_goes_away_while_its_prompt_is_scored(server: LiveServer) -> None:
