@@ -13,7 +13,7 @@ import pytest
 
 from flare.output import OutputSyntax
 from flare.protocols.logprob_fields import MAX_PROMPT_VALUES
-from tests.support.live_server import EOS, IM_END, VOCABULARY, LiveServer, events, reply
+from tests.support.live_server import EOS, IM_END, IM_START, VOCABULARY, LiveServer, events, reply
 
 CHAT, RAW, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"
 ROUTES = (CHAT, RAW, RESPONSES)
@@ -467,3 +467,26 @@ def test_a_client_that_goes_away_while_its_prompt_is_scored(server: LiveServer) 
     connection.close()
     server.replay.resume()
     server.idle()
+
+
+def test_the_token_that_closes_a_budget_has_no_entry() -> None:
+    """B30: of nine tokens eight have one, of which those behind the close are the answer's."""
+    syntax = OutputSyntax(reasoning=("<think>", "<|im_start|>"), close_token=IM_START)
+    with live([*[104] * 5, IM_START, *[104] * 9], model={"output": syntax, "opens_reasoning": True}) as up:
+        answer = ask(up, CHAT, thinking_token_budget=5, max_tokens=9)
+        assert answer["usage"]["completion_tokens"] == 9
+        assert answer["choices"][0]["message"]["content"] == "hhh"
+        assert len(entries(up, CHAT, thinking_token_budget=5, max_tokens=9)[0]) == 8
+        (found,) = entries(up, RESPONSES, thinking_token_budget=5, max_output_tokens=9)
+        assert len(found) == 3
+
+
+def test_a_single_token_that_continues_an_answer() -> None:
+    """What evaluations ask for: the next token's distribution behind the beginning of an answer."""
+    messages = [*HI, {"role": "assistant", "content": "Answer:"}]
+    fields = {"continue_final_message": True, "add_generation_prompt": False, "max_tokens": 1, "top_logprobs": 20}
+    with live(model={"continuation": "<|im_end|>\n"}) as up:
+        answer = ask(up, CHAT, messages=messages, return_token_ids=True, **fields)
+        (entry,) = answer["choices"][0]["logprobs"]["content"]
+        values = wanted(answer["prompt_token_ids"])
+        assert [top["logprob"] for top in entry["top_logprobs"]] == [values[token] for token in likeliest(values, 20)]
