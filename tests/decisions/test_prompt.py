@@ -143,6 +143,12 @@ def test_labels_beyond_the_alphabet(template: str) -> None:
     assert all(f"\n{label}. option {index}\n" in said(read) for index, label in enumerate(labels))
 
 
+def test_control_tokens_are_no_labels() -> None:
+    """A control token that is spelled like a label would be none in the prompt's text."""
+    (read,) = compiler(tokenizer=byte_tokenizer("AA", "AB")).compile(inquiry(27))
+    assert "".join(map(chr, read.labels)) == "ABCDEFGHIJKLMNOPQRSTUVWXYZa"
+
+
 def test_too_many_options_for_the_labels() -> None:
     with pytest.raises(RequestError, match=r"^criteria: 63 options, this model has labels for 62; ask with fewer$"):
         compiler().compile(inquiry(63))
@@ -181,7 +187,8 @@ def test_a_prompt_that_swallows_its_label_has_none() -> None:
     template = "{% for m in messages %}{{ m.content }}\n{% endfor %}>"
     (read,) = compiler(template, Tokenizer(base)).compile(inquiry(3))
     assert [letters[token] for token in read.labels] == ["B", "D", "E"]
-    assert "B.Ġoption" in "".join(letters[token] for token in read.prompt)
+    prompt = "".join(letters[token] for token in read.prompt)
+    assert "ĊB.ĠoptionĠ0ĊD.ĠoptionĠ1ĊE.ĠoptionĠ2Ċ" in prompt and "A." not in prompt
 
 
 def test_a_core_without_named_log_probabilities_is_told_so() -> None:

@@ -6,7 +6,7 @@ import gzip
 import json
 import socket
 from collections.abc import Mapping
-from math import exp, log
+from math import exp, inf, log
 from typing import Any
 
 import pytest
@@ -124,8 +124,7 @@ def test_nothing_but_the_distribution_counts() -> None:
 
             def logits(tokens: Any, top: int | None = top) -> list[float]:
                 row = logits_of({"A": 0.1, "B": 0.3})
-                row[0] = log(0.3)
-                row[1 if top is None else top] = log(0.3)
+                row[0], row[1 if top is None else top] = -inf, log(0.6)
                 return row
 
             server, _ = deciding({}, model={"defaults": defaults, **more}, replay={"logits": logits})
@@ -391,7 +390,7 @@ def test_the_time_to_a_first_response_knows_no_decisions() -> None:
         assert b'flare_http_requests_total{route="/v1/systemone",status="200"} 1' in data
 
 
-def test_probabilities_of_hundred_options() -> None:
+def test_probabilities_of_sixty_options() -> None:
     """Each option has its own label's probability."""
     names = [f"option {index}" for index in range(60)]
     weights = {label: (index + 1) / 4000 for index, label in enumerate(LABELS[:60])}
@@ -402,6 +401,26 @@ def test_probabilities_of_hundred_options() -> None:
     total = sum(weights.values())
     assert answer["choice"] == "option 59"
     assert answer["probabilities"] == {name: close((i + 1) / 4000 / total) for i, name in enumerate(names)}
+
+
+def test_probabilities_are_those_of_chat() -> None:
+    """The log probabilities that Chat Completions gives the same messages say the same, label by label, to the bit."""
+    server, asked = deciding({"A": 0.1, "B": 0.2, "C": 0.4})
+    with server:
+        decision = post(server, DECISIONS, questions=LISTED[1:2])["answers"][0]
+        _, state, question = asked.prompts[0].split("\0user\n")
+        messages = [{"role": "user", "content": text.partition("\0")[0]} for text in (state, question)]
+        ids = [ord(label) for label in "ABC"]
+        wanted = {"logprobs": True, "logprob_token_ids": ids, "max_tokens": 1, "ignore_eos": True}
+        status, chat = server.post("/v1/chat/completions", {"messages": messages, **wanted})
+    assert status == 200 and set(asked.prompts) == {asked.prompts[0]}
+    (entry,) = chat["choices"][0]["logprobs"]["content"]
+    weights = [exp(found["logprob"]) for found in entry["top_logprobs"][:3]]
+    assert [found["token"] for found in entry["top_logprobs"][:3]] == ["A", "B", "C"]
+    assert [item["probability"] for item in decision["probabilities"]] == pytest.approx(
+        [weight / sum(weights) for weight in weights], rel=1e-14
+    )
+    assert decision["confidence"] == pytest.approx(max(weights), rel=1e-14)
 
 
 LABELS = [*map(chr, range(65, 91)), *map(chr, range(97, 123)), *map(chr, range(48, 58))]
