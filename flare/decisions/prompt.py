@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from flare.text.template import ChatTemplate
     from flare.text.tokenizer import Tokenizer
 
+REPLY = "Answer with the label of the option that fits best."
+"""What the model is told to do. SmolLM2's labels have 0.69 of the probability behind it, and 0.49 behind "Reply with nothing but"."""
+
 CUE = "Answer:"
 """What the question ends with."""
 
@@ -116,5 +119,5 @@ def _lines(question: Question, labels: tuple[str, ...]) -> Iterator[str]:
     yield ""
     yield from (f"{label}. {option}" for label, option in zip(labels, question.options, strict=False))
     yield ""
-    yield "Reply with nothing but the label of the option that fits best."
+    yield REPLY
     yield CUE

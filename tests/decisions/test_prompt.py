@@ -59,7 +59,7 @@ def test_the_prompt() -> None:
     (read,) = compiler().compile(inquiry(2))
     assert said(read) == (
         "\0user\nCharged twice\0\n\0user\nWhich?\n\nA. option 0\nB. option 1\n\n"
-        "Reply with nothing but the label of the option that fits best.\nAnswer:\0\n\0assistant\n"
+        "Answer with the label of the option that fits best.\nAnswer:\0\n\0assistant\n"
     )
     assert read.labels == (ord("A"), ord("B"))
 
@@ -127,9 +127,7 @@ def test_qwen_is_asked_without_thinking_as_its_native_renderer_has_it() -> None:
     template = ChatTemplate(families.source("qwen3"))
     model = make_model(explicit_ids=128, context_length=1 << 16, thinking=SWITCHED)
     (read,) = Compiler(model, tokenizer, template).compile(inquiry(2))
-    question = (
-        "Which?\n\nA. option 0\nB. option 1\n\nReply with nothing but the label of the option that fits best.\nAnswer:"
-    )
+    question = "Which?\n\nA. option 0\nB. option 1\n\nAnswer with the label of the option that fits best.\nAnswer:"
     native = oracles.native_ids("qwen3", "none", [Message("user", question)])  # it joins two messages of a user
     assert read.prompt.tolist()[-len(native) :] == native
 
