@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from flare.text.tokenizer import Tokenizer
 
 REPLY = "Answer with the label of the option that fits best."
-"""What the model is told to do. SmolLM2's labels have 0.69 of the probability behind it, and 0.49 behind "Reply with nothing but"."""
+"""What the model is told. SmolLM2's labels have 0.69 of the probability behind it, and 0.49 behind "Reply with nothing but"."""
 
 CUE = "Answer:"
 """What the question ends with."""
