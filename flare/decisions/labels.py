@@ -31,18 +31,20 @@ class Labels(NamedTuple):
 
 
 class LabelFinder:
-    """Finds labels behind prompts of one tokenizer. Safe to use from several threads at once."""
+    """Finds labels behind prompts of one tokenizer, which end with a cue. Safe to use from several threads at once."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, cue: str) -> None:
         self._tokenizer = tokenizer
+        self._cue = cue
         self._found: dict[tuple[Rendered, int], Labels] = {}
 
     def find(self, rendered: Rendered, prompt: Sequence[int], count: int) -> Labels:
         """Returns the first `count` labels that are one token behind a prompt, whose tokens are given; fewer where there are no
         more. The tokens are distinct, and none is a control token.
 
-        Each is tokenized behind the prompt itself, or behind its end from the last control token on: a tokenizer cuts its text
-        there, so that what comes before has no effect.
+        Each is tokenized behind the end of the prompt, from the last control token on: a tokenizer cuts its text there, so that
+        what comes before has no effect. Where the request's own text follows it, in a template without such tokens, the end
+        begins with the cue; a label then changes none of the tokens from there on.
         """
         end = self._end(rendered, prompt)
         key = (end, count)
@@ -69,10 +71,11 @@ class LabelFinder:
                 yield spelling, tokens[-1]
 
     def _end(self, rendered: Rendered, prompt: Sequence[int]) -> Rendered:
-        """Returns the prompt from its last control token on, or all of it where that does not end in the same tokens."""
+        """Returns the prompt's end, or all of it where that does not end in the same tokens."""
         controls = self._tokenizer.controls.sequence(rendered.text)
-        if controls:
-            text = rendered.text[rendered.text.rindex(controls[-1]) :]
+        begin = max(rendered.text.rfind(controls[-1]) if controls else -1, rendered.text.rfind(self._cue))
+        if begin >= 0:
+            text = rendered.text[begin:]
             end = rendered._replace(text=text, mark=rendered.mark if rendered.mark in text else "")
             tokens = self._tokenizer.encode_rendered(*end)
             if list(prompt[len(prompt) - len(tokens) :]) == tokens:

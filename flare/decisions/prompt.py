@@ -47,7 +47,8 @@ class Compiler:
         self._model = model
         self._tokenizer = tokenizer
         self._template = template
-        self._finder = LabelFinder(tokenizer)
+        self._finder = LabelFinder(tokenizer, CUE)
+        self._usual: dict[int, tuple[str, ...]] = {}  # spellings that were found last, by their number
 
     def compile(self, inquiry: Inquiry) -> list[Read]:
         """Returns every question of an inquiry, ready to be asked.
@@ -78,7 +79,7 @@ class Compiler:
         """Compiles one question. Which labels there are depends on how the prompt ends, and the prompt names them: they count
         when they are found behind the prompt that names just these."""
         wanted = len(question.options)
-        spellings = SPELLINGS[:wanted]
+        spellings = self._usual.get(wanted, SPELLINGS[:wanted])
         found = Labels((), ())
         for _ in range(ATTEMPTS):
             rendered = self._render(inquiry.state, question_text(question, spellings), variables)
@@ -90,6 +91,7 @@ class Compiler:
                 text = f"{question.field}: {wanted} options, this model has labels for {most}; ask with fewer"
                 raise RequestError(text, param=question.field)
             if found.spellings == spellings:
+                self._usual[wanted] = spellings
                 return Read(array("i", prompt), found.tokens)
             spellings = found.spellings
         text = "what this model's chat template makes of a question leaves no room for labels of one token"

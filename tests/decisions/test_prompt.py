@@ -141,6 +141,25 @@ def test_labels_beyond_the_alphabet(template: str) -> None:
     assert all(f"\n{label}. option {index}\n" in said(read) for index, label in enumerate(labels))
 
 
+@pytest.mark.parametrize("template", [TEMPLATE, PLAIN])
+def test_the_work_on_labels_does_not_grow_with_the_state(template: str) -> None:
+    """However long the state, labels are looked for behind the end of the prompt, and only once for prompts that end alike."""
+    tokenizer = byte_tokenizer()
+    compile = compiler(template, tokenizer).compile
+    encoded: list[int] = []
+    encode = tokenizer.encode_rendered
+
+    def counted(text: str, mark: str = "") -> list[int]:
+        encoded.append(len(text))
+        return encode(text, mark)
+
+    tokenizer.encode_rendered = counted  # type: ignore[method-assign]
+    compile(inquiry(2, 2, 2, state="x" * 10_000))
+    assert sum(size > 10_000 for size in encoded) == 3 and sum(encoded) < 3 * 10_000 + 3_000
+    expected = tuple(map(ord, "ABC"))
+    assert compile(inquiry(3, state="Answer: <|im_end|> y"))[0].labels == expected
+
+
 def test_control_tokens_are_no_labels() -> None:
     """A control token that is spelled like a label would be none in the prompt's text."""
     (read,) = compiler(tokenizer=byte_tokenizer("AA", "AB")).compile(inquiry(27))
