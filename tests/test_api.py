@@ -81,6 +81,11 @@ ASKED: list[tuple[str, str, Any]] = [
     ("POST", RESPONSES, {"input": "hi", "metadata": {"a": "b"}}),
     ("POST", RESPONSES, {"input": HI, "tools": [{"type": "function", **FUNCTION}]}),
     ("POST", RESPONSES, {"input": []}),
+    ("POST", "/v1/systemone", {"model": "m", "state": [1], "questions": {"q": {"type": "noul"}}}),
+    ("POST", "/v1/systemone", {"model": "m", "questions": {}}),
+    ("POST", "/v1/systemone", b"{"),
+    ("POST", "/v1/decisions", {"input": "hi", "questions": [{"type": "predicate", "instructions": "Good?"}]}),
+    ("POST", "/v1/decisions", {"input": "hi", "questions": []}),
 ]
 """Requests to every route, good and bad."""
 STREAMS = [
@@ -92,7 +97,7 @@ MEASURED = {"id", "created", "created_at", "completed_at", "timings", "call_id",
 
 def scripted() -> Runtime:
     """A runtime of a model that reasons, and calls when it may."""
-    return make_runtime([CALL], "<think>hm</think>Hëllo 😊.", endless=False, context=2048, slots=4)
+    return make_runtime([CALL], "<think>hm</think>Hëllo 😊.", endless=False, context=2048, slots=4, explicit_ids=128)
 
 
 def same(value: Any) -> Any:
@@ -125,7 +130,7 @@ def test_a_reply_is_that_of_http(both: tuple[LiveServer, InProcess], method: str
     answer = model.request(path, body, method=method)
     assert isinstance(answer, Reply)
     assert (answer.status, same(answer.json())) == (status, same(json.loads(data)))
-    ids = {"x-request-id", "request-id"}
+    ids = {"x-request-id", "request-id", "x-typesafe-request-id"}
     told = {name: value for name, value in answer.headers.items() if name not in ids}
     assert told.items() <= headers.items() and ids & set(headers) == ids & set(answer.headers)
     if same(json.loads(data)) == json.loads(data):
