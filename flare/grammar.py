@@ -50,6 +50,23 @@ class MatchError(Exception):
     """It could not be found out whether a text is of the grammar; `str(error)` goes on from "a text" and may be shown."""
 
 
+MAX_INTERSECTIONS = 4
+"""Intersections (`&`) of a Lark grammar's terminals: to join expressions takes the power of their number."""
+
+_LARK_TEXTS = re.compile(r'"(?:[^"\\\n]|\\.)*+"|/(?:[^/\\\n]|\\.)++/|//[^\n]*+|&|%json\b')
+"""Strings, expressions and comments of Lark, each as a whole, and what is looked for outside of them."""
+
+
+def check_lark(definition: str, field: str) -> None:
+    """Raises RequestError for what a Lark grammar may not hold: schemas, which are checked elsewhere, and too many `&`."""
+    found = _LARK_TEXTS.findall(definition)
+    if "%json" in found:
+        raise RequestError(f"{field}: %json is not supported in grammars; send the schema as the format", param=field)
+    if (count := found.count("&")) > MAX_INTERSECTIONS:
+        text = f"{field}: {count} intersections (&), the limit is {MAX_INTERSECTIONS}; write fewer"
+        raise RequestError(text, param=field)
+
+
 class TextGrammar:
     """A compiled grammar. `matches` may be called from several threads at once.
 
@@ -68,10 +85,12 @@ class TextGrammar:
         size = len(definition.encode(errors="replace"))
         if size > MAX_DEFINITION:
             raise RequestError(f"{field}: {size} bytes of UTF-8, the limit is {MAX_DEFINITION}", param=field)
+        if syntax == "lark":
+            check_lark(definition, field)
         self._lock = Lock()
         self._renew()
         if self._matcher.is_error():
-            place = _place(self._matcher.get_error()) if syntax == "lark" else ""
+            place = fault_place(self._matcher.get_error()) if syntax == "lark" else ""
             text = f"{field}: cannot be compiled as {NAMES[syntax]}{place}; correct it or make it smaller"
             raise RequestError(text, param=field)
 
@@ -148,7 +167,7 @@ class _Bytes:
         return list(data if isinstance(data, bytes) else data.encode())
 
 
-def _place(error: str) -> str:
+def fault_place(error: str) -> str:
     """Where the library found the fault, in our words: its own are not passed on."""
     found = _PLACE.match(error)
     return f" at line {found[1]}, column {found[2]}" if found else ""

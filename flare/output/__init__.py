@@ -18,6 +18,7 @@ from flare.output.syntaxes import (
     reply_markers,
     require,
 )
+from flare.output.ways import Way, Ways, reply_ways
 
 __all__ = [
     "FORMATS",
@@ -25,9 +26,12 @@ __all__ = [
     "OutputError",
     "OutputSyntax",
     "Piece",
+    "Way",
+    "Ways",
     "closes_reasoning",
     "frames_reasoning",
     "make_output",
     "reply_markers",
+    "reply_ways",
     "require",
 ]

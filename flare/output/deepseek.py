@@ -67,6 +67,7 @@ class DeepseekMachine:
         "_arguments",
         "_chunk",
         "_close_token",
+        "_drained",
         "_flows",
         "_name",
         "_opened",
@@ -100,6 +101,7 @@ class DeepseekMachine:
         self._parser.push(InferenceChunk.ready())
         self._rules = rules
         self._close_token = close_token
+        self._drained = False
         self._name = ""
         self._arguments: ObjectReader | None = None  # of the call that has begun and is not complete
         self._stage: Literal["reasoning", "answer", "calls", "over"] = "reasoning" if opens_reasoning else "answer"
@@ -120,6 +122,14 @@ class DeepseekMachine:
     @property
     def undecided(self) -> int:
         return self._undecided
+
+    @property
+    def calling(self) -> Literal["no", "undecided", "yes"]:
+        return "yes" if self._rules is not None and self._rules.begun else "no"
+
+    def drain(self) -> Iterable[Piece]:
+        self._drained = True
+        return self._pieces(self._parser.finish(), "", 0)
 
     def push(self, token: int, text: str) -> Iterable[Piece]:
         flows = self._flows
@@ -156,7 +166,7 @@ class DeepseekMachine:
 
     def end(self, *, natural: bool) -> Iterable[Piece]:
         cut, self._shown = self._arguments is not None, False
-        events = self._parser.finish()
+        events = () if self._drained else self._parser.finish()
         if not cut:
             yield from self._pieces(events, "", 0)
         if self._shown:
@@ -256,4 +266,5 @@ FORMAT = ReplyFormat(
     ("<think>", "</think>", "｜DSML｜"),
     require,
     delimited=True,
+    opener=_OPENING,
 )

@@ -43,6 +43,16 @@ class FramedMachine:
     def undecided(self) -> int:
         return self._taken - self._blank.start if self._blank else self._undecided()
 
+    @property
+    def calling(self) -> Literal["no", "undecided", "yes"]:
+        return "yes" if self._rules is not None and self._rules.begun else "no"
+
+    def drain(self) -> Iterable[Piece]:
+        held, self._held = self._held, ""
+        if held:
+            yield from self._text(held, 0)
+        yield from self._end()
+
     def push(self, token: int, text: str) -> Iterable[Piece]:
         kind = self._kind
         if (

@@ -64,6 +64,15 @@ class Output(Protocol):
         comes before them, and was no piece of text, never will be."""
         ...
 
+    @property
+    def calling(self) -> Literal["no", "undecided", "yes"]:
+        """Whether a call has begun; undecided: an opener has come, and what follows may yet make it text."""
+        ...
+
+    def drain(self) -> Iterable[Piece]:
+        """Returns what is held back, as text: from here on nothing is a marker."""
+        ...
+
     def push(self, token: int, text: str) -> Iterable[Piece]:
         """Takes a token and the text that it made certain, which may be empty; returns the pieces that are certain.
 

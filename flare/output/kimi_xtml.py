@@ -18,11 +18,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from flare.conversation import Tools
 from flare.output.faults import cut_off, malformed
 from flare.output.framed import FramedMachine
 from flare.output.interface import OutputError, OutputSyntax, Piece
 from flare.output.markers import marker_set
-from flare.output.openers import ReplyFormat
+from flare.output.openers import Frames, ReplyFormat, Way
 from flare.output.rules import Rules
 from flare.output.xtml import CLOSE, OPEN, SEP, Tag, XtmlCall, misplaced
 
@@ -139,9 +140,20 @@ class KimiMachine(FramedMachine):
         self._blank.clear()
 
 
+def _ways(before: str, tools: Tools, *others: Way) -> tuple[Way, ...]:
+    """What may follow the closing tag of a channel, which `before` is."""
+    return (*others, *([Way(f"{before}{OPEN}tools{SEP}", "call")] if tools.offered else []))
+
+
 FORMAT = ReplyFormat(
     lambda syntax, _tools, rules, *, opens_reasoning, continues: KimiMachine(
         syntax, rules, opens_reasoning=opens_reasoning
     ),
     MARKERS,
+    frames=Frames(
+        close=CLOSE,
+        first=lambda tools: _ways(f"{CLOSE}response{SEP}", tools),
+        behind=lambda tools: _ways(f"think{SEP}", tools, Way(f"think{SEP}{OPEN}response{SEP}", "answer")),
+        direct=True,
+    ),
 )

@@ -12,6 +12,7 @@ delimiters that are tokens themselves. What it decides where models and clients 
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator
+from typing import Literal
 
 from flare.output.blanks import Blanks
 from flare.output.faults import cut_off
@@ -107,6 +108,15 @@ class Machine:
         if self._reader is not None:
             return 0 if self._reader.within else self._taken - self._since
         return len(self._held)
+
+    @property
+    def calling(self) -> Literal["no", "undecided", "yes"]:
+        if self._rules is not None and self._rules.begun:
+            return "yes"
+        return "no" if self._reader is None else "undecided"
+
+    def drain(self) -> Iterable[Piece]:
+        return self._release(0)
 
     def push(self, token: int, text: str) -> Iterable[Piece]:
         if (

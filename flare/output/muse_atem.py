@@ -23,7 +23,7 @@ from flare.output.atem import AtemReader
 from flare.output.framed import FramedMachine
 from flare.output.interface import OutputError, OutputSyntax, Piece
 from flare.output.markers import marker_set
-from flare.output.openers import ReplyFormat
+from flare.output.openers import Frames, ReplyFormat, Way
 from flare.output.rules import Rules
 from flare.output.scanning import SPACE
 
@@ -197,4 +197,20 @@ def _word_at(text: str, edge: bool) -> int:
     return len(text) if found is None or not (found.start() or edge) else found.start()
 
 
-FORMAT = ReplyFormat(MuseMachine, MARKERS)
+def _ways(start: str, reasons: bool, tools: Tools) -> tuple[Way, ...]:
+    """The headers of messages behind `start`."""
+    heads = [(f"{_TO}user{MESSAGE}", "answer"), (f"{_TO}self{MESSAGE}", "reasoning")][: 1 + reasons]
+    calls = [Way(f"{start} {_TO}{name}{MESSAGE}", "call") for name in tools.declared if name not in _PLACES]
+    return (*(Way(f"{start} {head}", to) for head, to in heads), *calls)  # type: ignore[arg-type]
+
+
+FORMAT = ReplyFormat(
+    MuseMachine,
+    MARKERS,
+    frames=Frames(
+        close=EOM,
+        first=lambda tools: _ways("", True, tools),
+        behind=lambda tools: _ways(f"{START}{_ROLE}", False, tools),
+        direct=False,
+    ),
+)

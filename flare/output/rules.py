@@ -32,6 +32,11 @@ class Rules:
         if self._begun > 1 and not self._tools.parallel:
             raise OutputError("the model began a second tool call, and the request allows one")
 
+    @property
+    def begun(self) -> bool:
+        """Whether the model has begun a call."""
+        return self._begun > 0
+
     def complete(self, name: str, arguments: str) -> ToolCall:
         """Returns the call that the client gets. Raises OutputError for one that must not reach it."""
         if self._selected is not None and name != self._selected:

@@ -16,6 +16,7 @@ from flare.output.interface import Output, OutputSyntax
 from flare.output.machine import Machine
 from flare.output.openers import CallFormat, Calls, ReplyFormat
 from flare.output.rules import Rules
+from flare.output.structured import StructuredOutput
 
 _PLACES: Mapping[str, tuple[str, str]] = {
     "deepseek_dsml": ("deepseek", "FORMAT"),
@@ -35,6 +36,9 @@ _PLACES: Mapping[str, tuple[str, str]] = {
 """Module and member by a format's name. A server imports the one that its core needs."""
 
 FORMATS = frozenset(_PLACES)
+
+BARE = "{"
+"""What an answer in JSON may begin with: under an output constraint a call that begins so cannot be told from it."""
 
 
 @cache
@@ -72,23 +76,38 @@ def frames_reasoning(syntax: OutputSyntax) -> bool:
 
 
 def make_output(
-    syntax: OutputSyntax, tools: Tools, *, opens_reasoning: bool, call_prefix: str, continues: bool = False
+    syntax: OutputSyntax,
+    tools: Tools,
+    *,
+    opens_reasoning: bool,
+    call_prefix: str,
+    continues: bool = False,
+    structured: bool = False,
 ) -> Output | None:
     """Returns a machine for one choice, None where all text is answer.
 
     `opens_reasoning`: the prompt ends within reasoning; `continues`: within an answer that is to be continued. Ids of calls
     begin with `call_prefix` and are unique in it. Without tools, and where none may be called, what looks like a call is
-    text in formats of calls, and left out in formats of replies.
+    text in formats of calls, and left out in formats of replies. `structured`: the answer is under an output constraint, so
+    that it is verbatim, and a call is none that begins as JSON does.
     """
     found = None if syntax.tools is None else find_format(syntax.tools)
     rules = Rules(tools, call_prefix) if found is not None and tools.offered and tools.choice != "none" else None
     if isinstance(found, ReplyFormat):
-        return found.machine(syntax, tools, rules, opens_reasoning=opens_reasoning, continues=continues)
+        machine = found.machine(syntax, tools, rules, opens_reasoning=opens_reasoning, continues=continues)
+        return _structured(machine, rules) if structured else machine
     calls = None
     if rules is not None:
         assert found is not None
         openers, reader = found
+        if structured:
+            openers = tuple(opener for opener in openers if opener.text[0] != BARE)
         calls = Calls(openers, lambda opener: reader(opener, tools))
     elif syntax.reasoning is None:
         return None
-    return Machine(syntax, calls, rules, opens_reasoning=opens_reasoning)
+    plain = Machine(syntax, calls, rules, opens_reasoning=opens_reasoning)
+    return _structured(plain, rules) if structured else plain
+
+
+def _structured(machine: Output, rules: Rules | None) -> Output:
+    return StructuredOutput(machine, shows_text=rules is None or rules.shows_text)

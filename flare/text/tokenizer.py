@@ -108,6 +108,10 @@ class Tokenizer:
             ids += self._encode_text(rendered[start:].replace(mark, ""), at_start=start == 0)
         return ids
 
+    def encode_joined(self, text: str) -> list[int]:
+        """Token ids of text that stands right behind other text; spellings of controls are encoded as the text they are."""
+        return self._real_ids(_ids(self._plain_joined, text, False))
+
     @cached_property
     def controls(self) -> Controls:
         """The spellings that `flare.text.prompt` breaks in messages."""

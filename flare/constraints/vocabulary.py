@@ -1,0 +1,141 @@
+"""A model's tokens as a grammar sees them: their bytes, which of them have text, and llguidance's own tables of them."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
+from functools import cached_property
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from llguidance import LLTokenizer
+
+    from flare.text.tokenizer import Tokenizer
+
+LONGEST_SPELLED = 64
+"""Bytes of the longest token that is looked for where the tokenizer's own way to write some bytes does not give them back."""
+
+
+class Vocabulary:
+    """The tokens of one model. Its tables are made when they are first used, by one thread; that takes about 0.5 s for 50,000
+    tokens and 2 s for 150,000.
+
+    `size` is the width of the logits. `stops` are the tokens that end a reply; `spelled` are special ones that have text
+    all the same, as `markers` of a format.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, size: int, stops: Iterable[int], spelled: frozenset[int] = frozenset()) -> None:
+        self.size = size
+        self.words = -(-size // 32)
+        self.stops = frozenset(stops)
+        self.hidden = (tokenizer.special_ids - spelled) | self.stops
+        self.markers = spelled - self.stops
+        self._tokenizer = tokenizer
+        self._making = Lock()
+        self._native: LLTokenizer | None = None
+
+    @property
+    def native(self) -> LLTokenizer:
+        """llguidance's tables."""
+        with self._making:
+            if self._native is None:
+                self._native = self._make()
+            return self._native
+
+    def text(self, token: int) -> bytes:
+        """The bytes that a token adds to the text, none for a special one."""
+        return b"" if token in self.hidden or token >= self.size else self._tokenizer.token_bytes(token)
+
+    def token(self, text: bytes) -> int | None:
+        """The token that is spelled so, special ones too."""
+        return self._tokenizer.token_to_id(text.decode())
+
+    @cached_property
+    def unstopped(self) -> bytes:
+        """The mask that allows every token but the stops."""
+        return self.mask(token for token in range(self.size) if token not in self.stops)
+
+    def mask(self, tokens: Iterable[int]) -> bytes:
+        """Returns the mask that allows these tokens alone."""
+        bits = bytearray(4 * self.words)
+        for token in tokens:
+            bits[token >> 3] |= 1 << (token & 7)
+        return bytes(bits)
+
+    def leading(self, text: bytes) -> Iterator[int]:
+        """Returns the tokens that are the beginning of a text, or all of it."""
+        tokens = self._by_text
+        for length in range(1, len(text) + 1):
+            yield from tokens.get(text[:length], ())
+
+    def beyond(self, text: bytes) -> Iterator[int]:
+        """Returns the tokens that begin with a text and go on."""
+        ordered = self._ordered
+        for place in range(bisect_left(ordered, (text, -1)), len(ordered)):
+            found, token = ordered[place]
+            if not found.startswith(text):
+                return
+            if found != text:
+                yield token
+
+    @cached_property
+    def breaks(self) -> tuple[int, ...]:
+        """The tokens that are line breaks and nothing else."""
+        return tuple(i for text, ids in self._by_text.items() if not text.strip(b"\n") for i in ids)
+
+    @cached_property
+    def _by_text(self) -> dict[bytes, list[int]]:
+        found: dict[bytes, list[int]] = {}
+        for token in range(self.size):
+            if text := self.text(token):
+                found.setdefault(text, []).append(token)
+        return found
+
+    @cached_property
+    def _ordered(self) -> list[tuple[bytes, int]]:
+        return sorted((text, token) for text, tokens in self._by_text.items() for token in tokens)
+
+    def _make(self) -> LLTokenizer:
+        from llguidance import LLTokenizer, TokenizerWrapper
+
+        eos = sorted(self.stops)
+        wrapped = TokenizerWrapper(_Tokens(self, eos[0]))
+        return LLTokenizer(wrapped, n_vocab=self.size, eos_token=eos, slices=LLTokenizer.json_slices())
+
+    def encode(self, data: bytes) -> list[int]:
+        """Returns tokens whose bytes are these, as the tokenizer writes them where it can."""
+        try:
+            tokens = self._tokenizer.encode_joined(data.decode())
+        except UnicodeDecodeError:
+            return self._spelled_out(data)
+        return tokens if b"".join(map(self.text, tokens)) == data else self._spelled_out(data)
+
+    def _spelled_out(self, data: bytes) -> list[int]:
+        tokens, at = [], 0
+        while at < len(data):
+            for end in range(min(len(data), at + LONGEST_SPELLED), at, -1):
+                if found := self._by_text.get(data[at:end]):
+                    tokens.append(found[0])
+                    at = end
+                    break
+            else:
+                return []
+        return tokens
+
+
+class _Tokens:
+    """What llguidance asks of a tokenizer. It calls it where a grammar leaves only one text, for how the model writes that."""
+
+    bos_token_id = None
+
+    def __init__(self, vocabulary: Vocabulary, eos: int) -> None:
+        self._vocabulary = vocabulary
+        self.eos_token_id = eos
+        # A special token's bytes are its name in Lark, of ids without a token there are none.
+        token_bytes = vocabulary._tokenizer.token_bytes
+        self.tokens = [token_bytes(token) for token in range(vocabulary.size)]
+        self.special_token_ids = sorted(token for token in vocabulary.hidden if token < vocabulary.size)
+
+    def __call__(self, data: Any) -> list[int]:
+        return self._vocabulary.encode(data if isinstance(data, bytes) else data.encode())
