@@ -53,17 +53,20 @@ class MatchError(Exception):
 MAX_INTERSECTIONS = 4
 """Intersections (`&`) of a Lark grammar's terminals: to join expressions takes the power of their number."""
 
-_LARK_TEXTS = re.compile(r'"(?:[^"\\\n]|\\.)*+"|/(?:[^/\\\n]|\\.)++/|//[^\n]*+|&|%json\b')
+MAX_AMPERSANDS = 16
+"""Signs `&` in all, those of texts too: what is a text to llguidance need not be one here."""
+
+_LARK_TEXTS = re.compile(r'"(?:[^"\\\n]|\\.)*+"|/(?:[^/\\\n]|\\.)++/|//[^\n]*+|&')
 """Strings, expressions and comments of Lark, each as a whole, and what is looked for outside of them."""
 
 
 def check_lark(definition: str, field: str) -> None:
     """Raises RequestError for what a Lark grammar may not hold: schemas, which are checked elsewhere, and too many `&`."""
-    found = _LARK_TEXTS.findall(definition)
-    if "%json" in found:
+    if "%json" in definition:
         raise RequestError(f"{field}: %json is not supported in grammars; send the schema as the format", param=field)
-    if (count := found.count("&")) > MAX_INTERSECTIONS:
-        text = f"{field}: {count} intersections (&), the limit is {MAX_INTERSECTIONS}; write fewer"
+    count = _LARK_TEXTS.findall(definition).count("&")
+    if count > MAX_INTERSECTIONS or definition.count("&") > MAX_AMPERSANDS:
+        text = f"{field}: more than {MAX_INTERSECTIONS} intersections (&) or {MAX_AMPERSANDS} signs of it; write fewer"
         raise RequestError(text, param=field)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from flare.conversation import Conversation, Message, Tool, ToolCall, Tools, qualified
+from flare.conversation import Constraint, Conversation, Message, Tool, ToolCall, Tools, qualified
 from flare.errors import RequestError
 from flare.served import ServedModel
 from flare.thinking import opens_reasoning, template_variables
@@ -26,6 +26,10 @@ CUSTOM_PARAMETERS: dict[str, Any] = {
 
 NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
 
+ANSWER_IN_JSON = "Your answer must be a JSON object and nothing else, without a code block around it."
+ANSWER_IN_SCHEMA = "Your answer must be JSON of the following JSON Schema and nothing else, without a code block around it.\n\n"
+"""What the system message says in addition where the answer is bound to JSON."""
+
 CALL_A_TOOL = "Your next message must call a tool."
 """What the system message says in addition where a call is required."""
 
@@ -38,7 +42,12 @@ class Prompt(NamedTuple):
 
 
 def render_conversation(
-    conversation: Conversation, field: str, model: ServedModel, tokenizer: Tokenizer, template: ChatTemplate
+    conversation: Conversation,
+    field: str,
+    model: ServedModel,
+    tokenizer: Tokenizer,
+    template: ChatTemplate,
+    constraint: Constraint | None = None,
 ) -> Prompt:
     """Returns the prompt of a conversation, which the request has in `field`. Raises RequestError where there is none."""
     from flare.text.prompt import render_prompt
@@ -59,6 +68,7 @@ def render_conversation(
         arguments=model.tool_arguments,
         tools=conversation.tools,
         default_system=model.default_system,
+        constraint=constraint,
     )
     tools = template_tools(conversation.tools)
     controls = template_variables(conversation.thinking, model.thinking)
@@ -142,6 +152,7 @@ def template_messages(
     arguments: str = "mapping",
     tools: Tools | None = None,
     default_system: str | None = None,
+    constraint: Constraint | None = None,
 ) -> list[dict[str, Any]]:
     """Returns the messages as the template's plain dictionaries.
 
@@ -153,8 +164,8 @@ def template_messages(
     A result without a name has that of the tool whose call it answers. `arguments` is the form of a call's arguments:
     "mapping" or "string" (JSON), `parts` that of contents: a list of one text part instead of a string.
 
-    Where `tools` require a call, the leading system message ends with an instruction to make one. If there is none,
-    `default_system`, what the template says without a system message, is said before it.
+    Where `tools` require a call, or a `constraint` says so, the leading system message ends with instructions. If there is
+    none, `default_system`, what the template says without a system message, is said before them.
     """
     messages = [m for m in in_call_order(messages) if m.text or m.role not in ("system", "developer")]
     rendered: list[dict[str, Any]] = []
@@ -171,14 +182,23 @@ def template_messages(
         else:
             names |= {call.id: qualified(call.namespace, call.name) for call in message.calls}
             rendered.append(_plain(message, arguments, names))
+    if constraint is not None and constraint.instruct:
+        _instruct(rendered, default_system, answer_instruction(constraint))
     if tools is not None and tools.choice == "required":
-        _instruct(rendered, default_system)
+        _instruct(rendered, default_system, CALL_A_TOOL)
     if not leading_system and rendered and rendered[0]["role"] == "system":
         _lead_by_user(rendered, tagged=tagged)
     if parts:
         for plain in rendered:
             plain["content"] = [{"type": "text", "text": plain["content"]}]
     return rendered
+
+
+def answer_instruction(constraint: Constraint) -> str:
+    """What a model is told of the JSON that it has to answer with; members of the schema stay in the order that they have."""
+    if constraint.kind == "json_object":
+        return ANSWER_IN_JSON
+    return ANSWER_IN_SCHEMA + msgspec.json.encode(constraint.definition).decode()
 
 
 def _tagged(text: str) -> str:
@@ -194,12 +214,12 @@ def _lead_by_user(rendered: list[dict[str, Any]], *, tagged: bool) -> None:
     rendered[0] = {"role": "user", "content": text}
 
 
-def _instruct(rendered: list[dict[str, Any]], default_system: str | None) -> None:
-    """Adds the instruction to call a tool to the leading system message."""
+def _instruct(rendered: list[dict[str, Any]], default_system: str | None, instruction: str) -> None:
+    """Adds an instruction to the leading system message."""
     if rendered and rendered[0]["role"] == "system":
-        rendered[0]["content"] += f"\n\n{CALL_A_TOOL}"
+        rendered[0]["content"] += f"\n\n{instruction}"
     else:
-        said = f"{default_system}\n\n{CALL_A_TOOL}" if default_system else CALL_A_TOOL
+        said = f"{default_system}\n\n{instruction}" if default_system else instruction
         rendered.insert(0, {"role": "system", "content": said})
 
 

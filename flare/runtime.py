@@ -21,7 +21,7 @@ from flare.conversation import Conversation, GenerationRequest, RawPrompt
 from flare.errors import CoreError, RequestError
 from flare.failures import log_failure
 from flare.generation import Answer, Choice, Listener
-from flare.output import OutputSyntax, make_output, require
+from flare.output import OutputSyntax, Ways, make_output, reply_ways, require
 from flare.prompting import Prompt, render_conversation
 from flare.report import Laps
 from flare.scored_prompt import ScoredChoice, ScoredPrompt
@@ -31,6 +31,7 @@ from flare.thinking import NO_THINKING
 from flare.thinking_budget import check_default, closing, tokens_to_close_after
 
 if TYPE_CHECKING:
+    from flare.constraints import CompiledConstraint
     from flare.core.directory import Core
     from flare.engine import Delivery, EngineStats
     from flare.text.stops import StopSet
@@ -48,6 +49,7 @@ class Prepared:
     """A request in tokens. `prompts` has one entry a prompt; every one of its n choices shares the list.
 
     `opens_reasoning`: the conversation's prompt ends within reasoning, which is closed behind `close_after` tokens.
+    `constraint` bounds the answer, to which a conversation's reply comes by `ways`.
     """
 
     request: GenerationRequest
@@ -59,6 +61,8 @@ class Prepared:
     close_after: int | None = None
     stops: StopSet[str] | None = None
     stop_sequences: StopSet[tuple[int, ...]] | None = None
+    constraint: CompiledConstraint | None = None
+    ways: Ways | None = None
 
     @property
     def prompt_tokens(self) -> int:
@@ -81,6 +85,7 @@ class Runtime:
         model: ServedModel,
         max_waiting: int = 1024,
     ) -> None:
+        from flare.constraints import Constraints, Vocabulary
         from flare.engine import Engine, EngineLimits
 
         self.replay = replay
@@ -90,6 +95,7 @@ class Runtime:
         self.engine = Engine(replay, EngineLimits(max_waiting=max_waiting), self._deliver)
         self._dispatch: Callable[[list[Delivery]], None] = self.receive
         self._ids = count(1)
+        self.constraints = Constraints(Vocabulary(tokenizer, model.vocabulary, model.eos, model.output.spelled))
 
     @classmethod
     def load(cls, settings: RuntimeSettings, laps: Laps | None = None) -> Runtime:
@@ -172,6 +178,7 @@ class Runtime:
             model.check_room(len(prompt), request.prompt_field)
         stop_tokens = request.stop_token_ids if request.ignore_eos else request.stop_token_ids | model.eos
         close_after = tokens_to_close_after(request.budget, model.output, opens_reasoning=within)
+        constraint, ways = self._constrain(request)
         return Prepared(
             request,
             prompts,
@@ -182,7 +189,22 @@ class Runtime:
             close_after,
             StopSet(request.stop) if request.stop else None,
             StopSet(request.stop_token_sequences) if request.stop_token_sequences else None,
+            constraint,
+            ways,
         )
+
+    def _constrain(self, request: GenerationRequest) -> tuple[CompiledConstraint | None, Ways | None]:
+        """Returns the request's compiled constraint, and how a conversation's reply comes to the answer that it bounds."""
+        asked = request.constraint
+        if asked is None:
+            return None, None
+        ways = None
+        if isinstance(prompt := request.prompts[0], Conversation):
+            ways = reply_ways(self.model.output, prompt.tools)
+            if ways is None:
+                text = "this model's replies cannot be held to a form, since their frames are no tokens; leave it out"
+                raise RequestError(f"{asked.field}: {text}", param=asked.field, code="unsupported_parameter")
+        return self.constraints.compile(asked), ways
 
     def count_tokens(self, request: GenerationRequest) -> int:
         """Returns how many tokens the prompts have, of any length. Raises RequestError as `prepare` does for all else."""
@@ -193,13 +215,15 @@ class Runtime:
 
     def _prompts(self, request: GenerationRequest) -> tuple[list[list[int]], bool]:
         """Returns the prompts, and whether the first one, a conversation's then, ends within reasoning."""
-        found = [self._prompt(prompt, request.prompt_field) for prompt in request.prompts]
+        found = [self._prompt(prompt, request) for prompt in request.prompts]
         return [prompt.tokens for prompt in found], found[0].opens_reasoning
 
-    def _prompt(self, prompt: Conversation | RawPrompt, field: str) -> Prompt:
+    def _prompt(self, prompt: Conversation | RawPrompt, request: GenerationRequest) -> Prompt:
+        field = request.prompt_field
         if isinstance(prompt, Conversation):
             assert self.template is not None
-            return render_conversation(prompt, field, self.model, self.tokenizer, self.template)
+            bound = request.constraint
+            return render_conversation(prompt, field, self.model, self.tokenizer, self.template, bound)
         if isinstance(prompt.content, list):
             return Prompt(prompt.content)
         tokens = self.tokenizer.encode(prompt.content, special=True, add_special_tokens=True)
@@ -235,6 +259,7 @@ class Runtime:
         `arrived_at` is when the request came, on the monotonic clock. `close` is called when `listener` cannot even take
         the answer's failure. Raises RequestError when the engine cannot take them all; none of them runs then.
         """
+        from flare.constraints import CallTracker
         from flare.engine import Delivery, Request, StopCause
         from flare.text.detokenizer import Detokenizer
         from flare.text.stops import StopMatcher
@@ -254,7 +279,7 @@ class Runtime:
             stops = None if prepared.stops is None else StopMatcher(prepared.stops)
             if prepared.stop_sequences is not None:
                 child.stop_sequences = StopMatcher(prepared.stop_sequences)
-            output = None
+            output = machine = None
             if isinstance(conversation := request.prompts[place], Conversation):
                 machine = partial(
                     make_output,
@@ -263,11 +288,19 @@ class Runtime:
                     opens_reasoning=prepared.opens_reasoning,
                     call_prefix=f"call_{secrets.token_hex(12)}",
                     continues=conversation.continue_final,
+                    structured=request.constraint is not None,
                 )
                 output = machine()
                 if prepared.close_after is not None:
                     child.forced = closing(prepared.close_after, self.model.output, decoder, machine)
             child.logprobs = request.logprobs
+            if prepared.constraint is not None:
+                tracker = None
+                if machine is not None and prepared.ways is not None and prepared.ways.undecided:
+                    tracker = CallTracker(decoder(), machine())
+                child.grammar = prepared.constraint.start(
+                    prepared.ways, opens_reasoning=prepared.opens_reasoning, tracker=tracker
+                )
             child.sink = choice = answer.add(index, child, decoder(), stops, output, user_stops)
             unsent.append(child)
             if request.prompt_logprobs is not None:

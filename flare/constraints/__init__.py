@@ -7,6 +7,7 @@ grammar or a call. `flare/output/ways.py` says how a format comes to its answers
 
 from flare.constraints.compiled import CompiledConstraint, Constraints
 from flare.constraints.json_schema import checked_schema
-from flare.constraints.reply import ReplyMask
+from flare.constraints.reply import CallTracker, ReplyMask
+from flare.constraints.vocabulary import Vocabulary
 
-__all__ = ["CompiledConstraint", "Constraints", "ReplyMask", "checked_schema"]
+__all__ = ["CallTracker", "CompiledConstraint", "Constraints", "ReplyMask", "Vocabulary", "checked_schema"]

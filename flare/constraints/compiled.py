@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from flare.constraints.reply import ReplyMask, Tracker
+from flare.constraints.json_schema import checked_schema
+from flare.constraints.reply import CallTracker, ReplyMask
 from flare.constraints.vocabulary import Vocabulary
 from flare.errors import RequestError
 from flare.grammar import MAX_DEFINITION, NAMES, check_lark, fault_place
@@ -57,7 +58,7 @@ class CompiledConstraint:
         """Whether as many replies have begun as share one compilation."""
         return self._starts >= MAX_STARTS
 
-    def start(self, ways: Ways | None, *, opens_reasoning: bool = False, tracker: Tracker | None = None) -> ReplyMask:
+    def start(self, ways: Ways | None, *, opens_reasoning: bool = False, tracker: CallTracker | None = None) -> ReplyMask:
         """Returns the mask of one reply; see `ReplyMask`."""
         self._starts += 1
         return ReplyMask(
@@ -117,7 +118,9 @@ class Constraints:
 def _definition(constraint: Constraint) -> tuple[str, str]:
     """Returns what is compiled: "json", "lark" or "regex", and its text. Raises RequestError for too long a text."""
     if constraint.kind in ("json_object", "json_schema"):
-        schema = {"type": "object"} if constraint.kind == "json_object" else constraint.definition
+        schema = {"type": "object"}
+        if constraint.kind == "json_schema":
+            schema = checked_schema(constraint.definition, constraint.field)
         return "json", msgspec.json.encode(schema).decode()
     text = constraint.definition
     size = len(text.encode())

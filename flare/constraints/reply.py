@@ -6,8 +6,8 @@ from ctypes import Array, c_uint8, memmove
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from flare.constraints.vocabulary import Vocabulary
-from flare.errors import RequestError
-from flare.output import OutputError, Way, Ways
+from flare.errors import MaskError
+from flare.output import Output, OutputError, Way, Ways
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
@@ -16,12 +16,28 @@ MAX_BREAKS = 8
 """Line breaks between reasoning and what follows it."""
 
 
-class Tracker(Protocol):
-    """Reads a reply's tokens as the client's answer is read."""
+class Decoder(Protocol):
+    """Tokens to text, incrementally."""
+
+    def push(self, token: int) -> str: ...
+
+
+class CallTracker:
+    """Reads a reply's tokens as the client's answer is read; `decoder` and `output` are new ones."""
+
+    __slots__ = ("_decoder", "_output")
+
+    def __init__(self, decoder: Decoder, output: Output | None) -> None:
+        self._decoder = decoder
+        self._output = output
 
     def calling(self, token: int) -> Literal["no", "undecided", "yes"]:
         """Takes a token; returns whether a call has begun. Raises OutputError."""
-        ...
+        if self._output is None:
+            return "no"
+        for _ in self._output.push(token, self._decoder.push(token)):
+            pass
+        return self._output.calling
 
 
 class ReplyMask:
@@ -53,7 +69,7 @@ class ReplyMask:
         ways: Ways | None,
         *,
         opens_reasoning: bool,
-        tracker: Tracker | None,
+        tracker: CallTracker | None,
     ) -> None:
         """`ways` is None where the grammar holds from the first token on, as for raw prompts. `tracker` reads formats of
         calls whose openers may turn out to be text; without one every opener begins a call."""
@@ -75,7 +91,7 @@ class ReplyMask:
             self._lead(ways.first, ways.direct_first, 0)
 
     def fill(self, address: int, words: int) -> bool:
-        """Writes the mask. Raises RequestError where the grammar takes too much to go on with."""
+        """Writes the mask. Raises MaskError where the grammar takes too much to go on with."""
         if self._phase == "answer":
             self._fill_answer(address, words)
         elif self._phase == "lead":
@@ -89,7 +105,7 @@ class ReplyMask:
         return True
 
     def accept(self, token: int) -> None:
-        """Takes the token that came. Raises RequestError for one that may not come."""
+        """Takes the token that came. Raises MaskError for one that may not come."""
         match self._phase:
             case "answer":
                 self._accept_answer(token)
@@ -142,7 +158,7 @@ class ReplyMask:
             self._lead(self._ways.behind, self._ways.direct_behind, 0 if self._ways.framed else MAX_BREAKS)
 
     def _track(self, token: int) -> bool:
-        """Sees whether a call has begun, so that its own format rules. Raises RequestError where an opener led to none."""
+        """Sees whether a call has begun, so that its own format rules. Raises MaskError where an opener led to none."""
         if self._tracker is None:
             if self._phase == "opening":
                 self._phase = "free"
@@ -155,7 +171,7 @@ class ReplyMask:
             self._phase = "free"
         elif calling == "no" and self._phase == "opening":
             text = "the model began a tool call and went on with something else, under an output constraint"
-            raise RequestError(text, status=500, type="server_error", code="invalid_output")
+            raise MaskError(text)
         return calling != "no"
 
     # What may lead on from the beginning, or from the end of reasoning
@@ -230,24 +246,22 @@ class ReplyMask:
     def _fill_answer(self, address: int, words: int) -> None:
         self._matcher.unsafe_compute_mask_ptr(address, 4 * words)
         if self._matcher.is_error():
-            raise too_complex()
+            raise _too_complex()
 
     def _accept_answer(self, token: int) -> None:
         if not self._matcher.consume_token(token):
-            raise too_complex() if self._matcher.stop_reason() in _COMPLEX else _forbidden()
+            raise _too_complex() if self._matcher.stop_reason() in _COMPLEX else _forbidden()
 
 
 _COMPLEX = ("ParserTooComplex", "LexerTooComplex")
 
 
-def too_complex() -> RequestError:
-    text = "the output constraint became too complex while the model wrote; simplify it"
-    return RequestError(text, status=500, type="server_error", code="constraint_too_complex")
+def _too_complex() -> MaskError:
+    return MaskError("the output constraint became too complex while the model wrote; simplify it")
 
 
-def _forbidden() -> RequestError:
-    text = "a token came that the output constraint forbids"
-    return RequestError(text, status=500, type="server_error")
+def _forbidden() -> MaskError:
+    return MaskError("a token came that the output constraint forbids")
 
 
 def _bits(address: int, words: int) -> Array[c_uint8]:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from flare.conversation import Tools
 from flare.output.interface import OutputSyntax
-from flare.output.openers import Frames, ReplyFormat, Way
+from flare.output.openers import CallFormat, Frames, ReplyFormat, Way
 from flare.output.syntaxes import BARE, find_format
 
 
@@ -15,7 +15,8 @@ class Ways(NamedTuple):
 
     `first` lead on from the reply's beginning, `behind` from the end of reasoning; `direct_first` and `direct_behind`: there
     the answer itself may begin. Reasoning ends with `close`, as the token `close_token` where that is one. `framed`: no other
-    marker may come within reasoning, and no line breaks may stand between it and what follows.
+    marker may come within reasoning, and no line breaks may stand between it and what follows. `undecided`: an opener may
+    turn out to be text, and a call may begin within reasoning.
     """
 
     first: tuple[Way, ...] = ()
@@ -25,6 +26,7 @@ class Ways(NamedTuple):
     close: str | None = None
     close_token: int | None = None
     framed: bool = False
+    undecided: bool = False
 
 
 def reply_ways(syntax: OutputSyntax, tools: Tools, *, continues: bool = False) -> Ways | None:
@@ -40,12 +42,14 @@ def reply_ways(syntax: OutputSyntax, tools: Tools, *, continues: bool = False) -
     if found is not None and callable_.offered:
         openers = (found.opener,) if isinstance(found, ReplyFormat) else tuple(o.text for o in found.openers)
     calls = tuple(Way(text, "call") for text in openers if text[0] != BARE)
+    undecided = isinstance(found, CallFormat) and bool(calls)
     if syntax.reasoning is None:
-        return Ways(calls, calls)
+        return Ways(calls, calls, undecided=undecided)
     opens, close = syntax.reasoning
     # DeepSeek's parser takes the delimiter's spelling too.
     close_token = None if isinstance(found, ReplyFormat) else syntax.close_token
-    return Ways((Way(opens, "reasoning", syntax.open_token), *calls), calls, close=close, close_token=close_token)
+    first = (Way(opens, "reasoning", syntax.open_token), *calls)
+    return Ways(first, calls, close=close, close_token=close_token, undecided=undecided)
 
 
 def _framed(frames: Frames, syntax: OutputSyntax, tools: Tools, continues: bool) -> Ways | None:

@@ -130,6 +130,7 @@ class ChatCompletions:
                 stop_token_ids=token_stops.ids,
                 stop_token_sequences=token_stops.sequences,
                 ignore_eos=request.ignore_eos or False,
+                constraint=shared.constraint_of(request, continue_final_message=request.continue_final_message),
                 budget=shared.thinking_budget(request.thinking_token_budget, model),
                 logprobs=_logprobs(request, model),
                 prompt_logprobs=prompt_logprobs,

@@ -94,6 +94,7 @@ class Completions:
                 ignore_eos=request.ignore_eos or False,
                 logprobs=logprobs,
                 prompt_logprobs=None if shown is None else max(shown, echoed or 0),
+                constraint=shared.constraint_of(request),
                 observe=request.return_token_ids or False,
             ),
             Observations(ids=request.return_token_ids or False, prompt_logprobs=shown),

@@ -8,10 +8,11 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 from msgspec import Meta
 
-from flare.conversation import GenerationRequest, SamplingRequest, ThinkingBudget
+from flare.conversation import Constraint, GenerationRequest, SamplingRequest, ThinkingBudget
 from flare.errors import RequestError
 from flare.protocols.encoding import Observations
 from flare.protocols.endpoint import Decoded
+from flare.protocols.formats import Format, FormatFields, asked_constraint
 from flare.protocols.logprob_fields import Alternatives
 from flare.protocols.refusals import unsupported
 from flare.served import ServedModel
@@ -37,8 +38,8 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     include_obfuscation: bool | None = None
 
 
-class SamplingFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """How tokens are drawn, and which end a reply, on every endpoint; None is "not sent"."""
+class SamplingFields(FormatFields, kw_only=True):
+    """How tokens are drawn, which end a reply, and what bounds it, on every endpoint; None is "not sent"."""
 
     temperature: float | None = None
     top_k: Int32 | None = None
@@ -90,7 +91,6 @@ class CommonFields(SamplingFields, kw_only=True):
     echo: Any = None
     functions: Any = None
     function_call: Any = None
-    grammar: Any = None
     include_stop_str_in_output: Any = None
     kv_transfer_params: Any = None
     length_penalty: Any = None
@@ -100,12 +100,11 @@ class CommonFields(SamplingFields, kw_only=True):
     priority: Any = None
     repetition_detection: Any = None
     request_id: Any = None
-    response_format: Any = None
+    response_format: Format | None = None
     service_tier: Any = None
     skip_special_tokens: Any = None
     spaces_between_special_tokens: Any = None
     store: Any = None
-    structured_outputs: Any = None
     suffix: Any = None
     thinking_token_budget: Any = None
     truncate_prompt_tokens: Any = None
@@ -133,7 +132,6 @@ UNBUILT: Mapping[str, tuple[Any, ...]] = {
     "echo": (False,),
     "function_call": ("none", "auto"),
     "functions": ([],),
-    "grammar": (),
     "include_stop_str_in_output": (False,),
     "kv_transfer_params": ({},),
     "length_penalty": (1, 1.0),
@@ -143,12 +141,10 @@ UNBUILT: Mapping[str, tuple[Any, ...]] = {
     "priority": (0,),
     "repetition_detection": (),
     "request_id": (),
-    "response_format": ({"type": "text"},),
     "service_tier": ("auto", "default"),
     "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
     "store": (False,),
-    "structured_outputs": (),
     "suffix": ("",),
     "thinking_token_budget": (),
     "truncate_prompt_tokens": (-1,),
@@ -242,6 +238,17 @@ def thinking_budget(tokens: int | None, model: ServedModel) -> ThinkingBudget | 
     """Returns the budget that a request's `thinking_token_budget` asks for, or else the server's."""
     tokens = tokens if tokens is not None else model.thinking_token_budget
     return None if tokens is None else ThinkingBudget(tokens)
+
+
+def token_stop_fields(fields: SamplingFields) -> dict[str, Any]:
+    """What of these fields cannot stand beside an output constraint."""
+    return {name: getattr(fields, name) for name in ("stop_token_ids", "stop_token_sequences", "ignore_eos")}
+
+
+def constraint_of(fields: CommonFields, **others: Any) -> Constraint | None:
+    """Returns what a request demands of its answer, see `asked_constraint`."""
+    others = {"stop": fields.stop, **token_stop_fields(fields), **others}
+    return asked_constraint(fields, fields.response_format, "response_format", **others)
 
 
 def decoded(

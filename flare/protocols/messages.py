@@ -9,7 +9,8 @@ import msgspec
 from flare.conversation import GenerationRequest
 from flare.errors import RequestError
 from flare.protocols.endpoint import Collected, Decoded, Response, encode_json
-from flare.protocols.fields import refuse_unbuilt, sampling_request, stop_strings, token_stops
+from flare.protocols.fields import refuse_unbuilt, sampling_request, stop_strings, token_stop_fields, token_stops
+from flare.protocols.formats import asked_constraint
 from flare.protocols.messages_decoding import decode_conversation
 from flare.protocols.messages_encoding import MessageStream, message_error, message_object
 from flare.protocols.messages_fields import UNBUILT, UNBUILT_OUTPUT, CountRequest, MessagesRequest, decode_request
@@ -85,8 +86,19 @@ def _generation(request: CountRequest, model: ServedModel, max_tokens: int) -> G
         raise no_template("messages")
     stops = stop_strings(request.stop_sequences, "stop_sequences")
     tokens = token_stops(request, model.vocabulary, stops, "stop_sequences")
+    conversation = decode_conversation(request, model)
+    constraint = asked_constraint(
+        request,
+        request.output_config and request.output_config.format,
+        "output_config.format",
+        stop_sequences=request.stop_sequences,
+        **token_stop_fields(request),
+    )
+    if constraint is not None and conversation.continue_final:
+        text = f"messages: an assistant's last message cannot be combined with {constraint.field}; end with a user's"
+        raise RequestError(text, param="messages")
     return GenerationRequest(
-        prompts=[decode_conversation(request, model)],
+        prompts=[conversation],
         prompt_field="messages",
         sampling=sampling_request(request),
         max_tokens=max_tokens,
@@ -94,5 +106,6 @@ def _generation(request: CountRequest, model: ServedModel, max_tokens: int) -> G
         stop_token_ids=tokens.ids,
         stop_token_sequences=tokens.sequences,
         ignore_eos=request.ignore_eos or False,
+        constraint=constraint,
         budget=asked_budget(request.thinking, request.thinking_token_budget, model),
     )

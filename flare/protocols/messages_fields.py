@@ -11,6 +11,7 @@ from msgspec import Meta
 from flare.errors import RequestError
 from flare.protocols.decoding import decode_body
 from flare.protocols.fields import PositiveTokens, SamplingFields
+from flare.protocols.formats import FlatFormat
 from flare.protocols.refusals import foreign_type, shown
 
 T = TypeVar("T")
@@ -111,7 +112,7 @@ class ThinkingConfig(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 class OutputConfig(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     effort: str | None = None
-    format: Any = None
+    format: FlatFormat | None = None
     task_budget: Any = None
 
 
@@ -147,7 +148,6 @@ class CountRequest(SamplingFields, kw_only=True):
     diagnostics: Any = None
     fallback_credit_token: Any = None
     fallbacks: Any = None
-    grammar: Any = None
     inference_geo: Any = None
     logprob_token_ids: Any = None
     logprobs: Any = None
@@ -192,7 +192,6 @@ UNBUILT: Mapping[str, tuple[Any, ...]] = {
     "diagnostics": (),
     "fallback_credit_token": (),
     "fallbacks": (),
-    "grammar": (),
     "inference_geo": (),
     "logprob_token_ids": (),
     "logprobs": (),
@@ -210,7 +209,7 @@ UNBUILT: Mapping[str, tuple[Any, ...]] = {
 """Fields of the request without a part here: null and these neutral values pass, anything else is refused by name."""
 
 UNBUILT_TOOL: Mapping[str, tuple[Any, ...]] = {"allowed_callers": ([], ["direct"]), "input_examples": ([],)}
-UNBUILT_OUTPUT: Mapping[str, tuple[Any, ...]] = {"format": (), "task_budget": ()}
+UNBUILT_OUTPUT: Mapping[str, tuple[Any, ...]] = {"task_budget": ()}
 
 TYPES: Mapping[str, Sequence[str]] = {
     "messages.content": ("text", "thinking", "tool_use", "tool_result"),

@@ -9,7 +9,15 @@ from flare.errors import RequestError
 from flare.protocols.decoding import decode_body
 from flare.protocols.encoding import error_object
 from flare.protocols.endpoint import Collected, Decoded, Response, encode_json
-from flare.protocols.fields import refuse_unbuilt, sampling_request, stop_strings, thinking_budget, token_stops
+from flare.protocols.fields import (
+    refuse_unbuilt,
+    sampling_request,
+    stop_strings,
+    thinking_budget,
+    token_stop_fields,
+    token_stops,
+)
+from flare.protocols.formats import asked_constraint
 from flare.protocols.refusals import no_template
 from flare.protocols.responses_decoding import (
     DECODER,
@@ -51,6 +59,13 @@ class Responses:
             stop_token_ids=tokens.ids,
             stop_token_sequences=tokens.sequences,
             ignore_eos=request.ignore_eos or False,
+            constraint=asked_constraint(
+                request,
+                request.text and request.text.format,
+                "text.format",
+                stop=request.stop,
+                **token_stop_fields(request),
+            ),
             budget=thinking_budget(request.thinking_token_budget, model),
             logprobs=logprobs_wanted(request, model),
         )

@@ -6,12 +6,14 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 from flare.conversation import Finished, ToolCall
 from flare.errors import RequestError
 from flare.protocols.encoding import context_object, timings_object
 from flare.protocols.endpoint import Outcome, Response
 from flare.protocols.logprob_encoding import entry_list
-from flare.protocols.responses_fields import ResponsesRequest
+from flare.protocols.responses_fields import ResponsesRequest, TextFields
 from flare.protocols.responses_tools import shown_tools
 
 CUT = ("max_tokens", "context_full")
@@ -28,12 +30,19 @@ def request_members(request: ResponsesRequest, sampling: Mapping[str, Any]) -> d
         "prompt_cache_key": request.prompt_cache_key,
         "reasoning": {"effort": asked.effort if asked else None, "summary": asked.summary if asked else None},
         "safety_identifier": request.safety_identifier,
+        "text": {"format": _shown_format(request.text), "verbosity": "medium"},
         "tool_choice": request.tool_choice or "auto",
         "tools": shown_tools(request.tools),
         "top_logprobs": request.top_logprobs or 0,
         "user": request.user,
         **{name: sampling[name] for name in ("temperature", "top_p", "presence_penalty", "frequency_penalty")},
     }
+
+
+def _shown_format(text: TextFields | None) -> dict[str, Any]:
+    if text is None or text.format is None:
+        return {"type": "text"}
+    return {name: value for name, value in msgspec.structs.asdict(text.format).items() if value is not None}
 
 
 def response_object(response: Response, **changes: Any) -> dict[str, Any]:
@@ -53,7 +62,6 @@ def response_object(response: Response, **changes: Any) -> dict[str, Any]:
         "previous_response_id": None,
         "service_tier": "default",
         "store": False,
-        "text": {"format": {"type": "text"}, "verbosity": "medium"},
         "truncation": "disabled",
         "usage": None,
         **response.decoded.details,

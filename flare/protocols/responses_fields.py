@@ -11,6 +11,7 @@ from msgspec import Meta
 from flare.errors import RequestError
 from flare.protocols.decoding import invalid_field
 from flare.protocols.fields import PositiveTokens, SamplingFields, StreamOptions, TokenCount
+from flare.protocols.formats import FlatFormat
 from flare.protocols.logprob_fields import Alternatives
 
 T = TypeVar("T")
@@ -34,7 +35,7 @@ class ReasoningFields(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class TextFields(msgspec.Struct, forbid_unknown_fields=True):
-    format: dict[str, Any] | None = None
+    format: FlatFormat | None = None
     verbosity: Any = None
 
 
@@ -74,7 +75,6 @@ class ResponsesRequest(SamplingFields, kw_only=True):
     cache_salt: Any = None
     context_management: Any = None
     conversation: Any = None
-    grammar: Any = None
     image: Any = None
     max_tool_calls: Any = None
     moderation: Any = None
@@ -86,7 +86,6 @@ class ResponsesRequest(SamplingFields, kw_only=True):
     request_id: Any = None
     service_tier: Any = None
     store: Any = None
-    structured_outputs: Any = None
     truncation: Any = None
 
 
@@ -110,7 +109,6 @@ UNBUILT: Mapping[str, tuple[Any, ...]] = {
     "cache_salt": (),
     "context_management": ([],),
     "conversation": (),
-    "grammar": (),
     "image": (),
     "max_tool_calls": (),
     "moderation": (),
@@ -122,7 +120,6 @@ UNBUILT: Mapping[str, tuple[Any, ...]] = {
     "request_id": (),
     "service_tier": ("auto", "default"),
     "store": (False,),
-    "structured_outputs": (),
     "truncation": ("disabled",),
 }
 """Fields without their part of the engine: null and these neutral values pass, anything else is refused by name."""
