@@ -41,7 +41,7 @@ class FlatFormat(JsonSchema, kw_only=True):
 
 
 class StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """vLLM's field: exactly one of these. `Any` marks those without a part here."""
+    """vLLM's field: exactly one of `json`, `json_object`, `regex`, `choice` and `grammar`."""
 
     json: Any = None
     json_object: bool | None = None
@@ -128,7 +128,7 @@ def _structured_outputs(asked: StructuredOutputs | None) -> Constraint | None:
     field = "structured_outputs"
     kinds = [name for name in _KINDS if getattr(asked, name) not in (None, False)]
     for name in StructuredOutputs.__struct_fields__:
-        if name not in _KINDS and getattr(asked, name) not in (None, False):
+        if name not in _KINDS and getattr(asked, name) not in (None, False):  # what is left of vLLM's options
             raise unsupported(f"{field}.{name}")
     if len(kinds) != 1:
         text = f"{field}: holds {' and '.join(kinds) or 'none'} of {', '.join(_KINDS)}; send exactly one"

@@ -23,18 +23,20 @@ THINKING = {"reasoning_effort", "thinking_level", "reasoning", "enable_thinking"
 SAMPLING = {"temperature", "top_k", "top_p", "min_p", "seed", "n"}
 PENALTIES = {"repetition_penalty", "presence_penalty", "frequency_penalty"}
 ENDS = {"max_tokens", "max_completion_tokens", "stop", "stop_token_ids", "stop_token_sequences", "ignore_eos"}
+FORMS = {"response_format", "grammar", "structured_outputs"}
 SHOWN = {"stream", "stream_options", "return_token_ids"}
 RATED = {"logprobs", "logprob_token_ids", "prompt_logprobs", "return_tokens_as_token_ids"}
 BUILT = {
     "chat": SAMPLING
     | PENALTIES
     | ENDS
+    | FORMS
     | SHOWN
     | THINKING
     | RATED
     | {"messages", "tools", "tool_choice", "parallel_tool_calls", "return_token_timestamps", "top_logprobs"}
     | {"add_generation_prompt", "continue_final_message", "thinking_token_budget"},
-    "completions": SAMPLING | PENALTIES | ENDS | SHOWN | RATED | THINKING | {"prompt", "best_of", "echo"},
+    "completions": SAMPLING | PENALTIES | ENDS | FORMS | SHOWN | RATED | THINKING | {"prompt", "best_of", "echo"},
 }
 SDK = {"chat": set(SdkChat.__annotations__), "completions": set(SdkCompletions.__annotations__)}
 VLLM_BOTH = """

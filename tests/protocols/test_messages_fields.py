@@ -133,7 +133,6 @@ RECORDED_REFUSALS = {
     "messages[0].content[3].type": "an image, of a model that sees none",
     "messages[1].content[0].signature": "a marker made up for the recording",
     "messages[2].content[0].signature": "a marker made up for the recording",
-    "output_config.format": "structured output",
     "safeguards": "left out by the client when it asks again",
     "tools[0].type": "hosted search",
     "max_tokens": "missing, on purpose",

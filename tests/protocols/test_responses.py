@@ -202,6 +202,7 @@ def test_every_field_is_decided() -> None:
     used |= {"parallel_tool_calls", "reasoning", "text", "chat_template_kwargs", "thinking_token_budget"}
     used |= {"include", "top_logprobs", "logprob_token_ids", "return_tokens_as_token_ids"}
     sampling = {"temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty"}
+    used |= {"grammar", "structured_outputs"}
     sampling |= {"frequency_penalty", "seed", "stop_token_ids", "stop_token_sequences", "ignore_eos"}
     assert set(ResponsesRequest.__struct_fields__) == used | sampling | set(INERT) | set(UNBUILT)
 
@@ -217,7 +218,7 @@ def test_the_documentation_has_both_tables(repository: Path) -> None:
 
 def test_forms_of_the_answer() -> None:
     decode(text={"format": {"type": "text"}, "verbosity": "medium"}, include=["reasoning.encrypted_content", "what"])
-    assert refused(text={"format": {"type": "json_schema", "name": "x", "schema": {}}}).param == "text.format"
+    assert refused(text={"format": {"type": "json_schema", "name": "x"}}).param == "text.format.schema"
     assert refused(text={"verbosity": "low"}).param == "text.verbosity"
     assert refused(max_output_tokens=0).param == "max_output_tokens"
     assert refused(max_tokens=5).param == "max_tokens"

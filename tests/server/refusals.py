@@ -15,7 +15,6 @@ class Refusal(NamedTuple):
 
 STRICT = "schemas of functions are not enforced, and the server is not told to take such tools as ordinary ones"
 MARKER = "the recording's marker of the thinking block was made up, so it does not belong to its text"
-STRUCTURED = "structured output is not served yet"
 IMAGE = "the model takes text only"
 UNKNOWN = "no field of the protocol; the client sends the request again without it"
 HOSTED = "tools of a provider are not run here"
@@ -29,10 +28,7 @@ REFUSED: dict[tuple[str, int], Refusal] = {
     ("agents", 2): Refusal(400, "tools[0].function.strict:", STRICT),
     ("agents", 3): Refusal(400, "tools[0].strict:", STRICT),
     ("agents", 4): Refusal(400, "tools[0].strict:", STRICT),
-    ("anthropic-sdk", 7): Refusal(400, "output_config.format:", STRUCTURED),
     ("anthropic-sdk-0.125.0", 4): Refusal(400, "messages[0].content[1].type:", IMAGE),
-    ("anthropic-sdk-0.125.0", 8): Refusal(400, "output_config.format:", STRUCTURED),
-    ("anthropic-sdk-1.17.0", 7): Refusal(400, "output_config.format:", STRUCTURED),
     ("claude-code", 2): Refusal(400, "messages[2].content[0].signature:", MARKER),
     ("claude-code", 3): Refusal(400, "messages[2].content[0].signature:", MARKER),
     ("claude-code", 4): Refusal(400, "messages[2].content[0].signature:", MARKER),
@@ -58,18 +54,12 @@ REFUSED: dict[tuple[str, int], Refusal] = {
     ("codex-image", 1): Refusal(400, "input[3].content[1].type:", IMAGE),
     ("codex-image", 2): Refusal(400, "input[3].content[1].type:", IMAGE),
     ("codex-image", 3): Refusal(400, "input[3].content[1].type:", IMAGE),
-    ("codex-schema", 1): Refusal(400, "text.format:", STRUCTURED),
     ("codex-websearch", 1): Refusal(400, "tools[9].type:", HOSTED),
     ("compatcanary", 4): Refusal(400, "tools[0].function.strict:", STRICT),
-    ("compatcanary", 5): Refusal(400, "response_format:", STRUCTURED),
     ("fault-cc-400", 1): Refusal(400, "safeguards:", UNKNOWN),
     ("fault-cc-sse", 1): Refusal(400, "safeguards:", UNKNOWN),
     ("fault-cc-sse", 2): Refusal(400, "safeguards:", UNKNOWN),
     ("inspect", 1): Refusal(400, "tools[0].function.strict:", STRICT),
-    ("instructor", 2): Refusal(400, "response_format:", STRUCTURED),
-    ("instructor", 3): Refusal(400, "response_format:", STRUCTURED),
-    ("instructor", 5): Refusal(400, "text.format:", STRUCTURED),
-    ("js-sdks", 8): Refusal(400, "response_format:", STRUCTURED),
     ("jevcompat", 14): Refusal(400, "questions.queue.criteria: 64 options", LABELS),
     ("jevcompat", 15): Refusal(400, "questions.queue.criteria: 128 options", LABELS),
     ("jevcompat", 16): Refusal(422, "body.questions.queue.choice.criteria", MANY),
@@ -85,17 +75,13 @@ REFUSED: dict[tuple[str, int], Refusal] = {
     ("jevcompat", 46): Refusal(422, "body.questions.anger.score.criteria", FAULT),
     ("jevcompat", 47): Refusal(422, "body.questions.anger.score.criteria.1", FAULT),
     ("jevcompat", 48): Refusal(422, "body.state", FAULT),
-    ("langchain", 4): Refusal(400, "response_format:", STRUCTURED),
-    ("llm", 3): Refusal(400, "response_format:", STRUCTURED),
     ("llm", 4): Refusal(400, "messages[0].content[1].type:", IMAGE),
     ("llm-comply-anthropic", 7): Refusal(400, "messages[0].content[1].type:", IMAGE),
     ("llm-comply-anthropic", 8): Refusal(400, "max_tokens:", REQUIRED),
     ("llm-comply-open-responses", 7): Refusal(400, "input[0].content[1].type:", IMAGE),
     ("llm-comply-openai-chat", 7): Refusal(400, "messages[0].content[1].type:", IMAGE),
     ("openai-sdk", 5): Refusal(400, "messages[1].content[1].type:", IMAGE),
-    ("openai-sdk", 6): Refusal(400, "response_format:", STRUCTURED),
     ("openai-sdk", 12): Refusal(400, "input[0].content[1].type:", IMAGE),
-    ("openai-sdk", 13): Refusal(400, "text.format:", STRUCTURED),
     ("opencode-image", 1): Refusal(400, "messages[2].content[2].type:", IMAGE),
     ("opencode-image", 2): Refusal(400, "messages[1].content[2].type:", IMAGE),
     ("pydai", 3): Refusal(400, "tools[0].function.strict:", STRICT),

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from ctypes import c_float, c_int32
 from math import exp, log
+from typing import Any
 from zlib import crc32
 
 from flare.errors import ReplayDead
@@ -94,7 +95,8 @@ class FastReplay:
             if not self._replies[slot]:
                 self._replies[slot] = self._reply(self._prompts[slot][: params.prompt_len], params.choice)
             reply = self._replies[slot]
-            self.sampled[row] = reply[min(params.position - params.prompt_len, len(reply) - 1)]
+            token = reply[min(params.position - params.prompt_len, len(reply) - 1)]
+            self.sampled[row] = self._masked(params.mask, token, reply[-1]) if params.mask else token
             if params.alternatives >= 0:
                 self._rate(row, params.alternatives)
             if params.alternatives >= 0 and params.explicit:
@@ -118,6 +120,13 @@ class FastReplay:
         out, total = self.logprobs[row], sum(weights)
         out.chosen, out.rank, out.count = log(0.05), 2, 0
         out.explicit[: len(ids)] = [log(0.9 * weight / total) for weight in weights]
+
+    def _masked(self, mask: Any, token: int, end: int) -> int:
+        """The scripted token where it may come; else one that leads to the end of JSON, or the first that may."""
+        for wanted in (token, end, *b'"}]'):
+            if mask[wanted // 32] >> wanted % 32 & 1:
+                return wanted
+        return next(i for i in range(self.limits.vocabulary) if mask[i // 32] >> i % 32 & 1)
 
     def close(self) -> None:
         self._closed = True
