@@ -29,7 +29,10 @@ MAX_MEMBERS = 500
 """Members that one object's schema names: each is several open alternatives in every step."""
 
 MAX_ALTERNATIVES = 200
-"""Schemas of one `oneOf`, and patterns of one `patternProperties`: each is compared with each."""
+"""Schemas of one `oneOf`: each is compared with each."""
+
+MAX_PATTERNS = 20
+"""Patterns of all `patternProperties` of a schema: those of an object are compared each with each, a millisecond a pair."""
 
 MAX_VALUES = 10_000
 """Values of all `enum`s of a schema."""
@@ -128,6 +131,7 @@ class _Checker:
         self._field = field
         self._schemas = MAX_SCHEMAS
         self._values = MAX_VALUES
+        self._patterns = MAX_PATTERNS
 
     def root(self) -> dict[str, Any]:
         schema = {name: value for name, value in self._whole.items() if name != "$id"}
@@ -156,8 +160,8 @@ class _Checker:
             if word == "items" and isinstance(value, list):
                 raise _refused(place, "an array of schemas is not supported; send it as prefixItems")
             return self._any(value, place)
-        if word == "oneOf" or word == "patternProperties":
-            self._check_compared(value, place)
+        if word == "oneOf" and isinstance(value, list) and len(value) > MAX_ALTERNATIVES:
+            raise _refused(place, f"{len(value)} schemas, the limit is {MAX_ALTERNATIVES}; send fewer, or anyOf")
         if word in _SCHEMA_LISTS:
             return [self._any(item, f"{place}[{i}]") for i, item in enumerate(_listed(value, place))]
         if word in _SCHEMA_TABLES:
@@ -169,16 +173,15 @@ class _Checker:
         check = getattr(self, f"_{word.removeprefix('$')}")
         return check(value, place)
 
-    @staticmethod
-    def _check_compared(value: Any, place: str) -> None:
-        if isinstance(value, list | dict) and len(value) > MAX_ALTERNATIVES:
-            raise _refused(place, f"{len(value)} of them, the limit is {MAX_ALTERNATIVES}; send fewer")
-
     def _table(self, word: str, value: Any, place: str) -> dict[str, Any]:
         if not isinstance(value, dict):
             raise _refused(place, f"expected an object of schemas, got {_kind(value)}")
         if word == "properties" and len(value) > MAX_MEMBERS:
             raise _refused(place, f"{len(value)} members, the limit is {MAX_MEMBERS}; send fewer")
+        if word == "patternProperties":
+            self._patterns -= len(value)
+            if self._patterns < 0:
+                raise _refused(place, f"the schema has more than {MAX_PATTERNS} of these patterns; send fewer")
         return {name: self._any(item, f"{place}.{_shown(name)}") for name, item in value.items()}
 
     def _type(self, value: Any, place: str) -> Any:

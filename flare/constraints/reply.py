@@ -246,22 +246,21 @@ class ReplyMask:
     def _fill_answer(self, address: int, words: int) -> None:
         self._matcher.unsafe_compute_mask_ptr(address, 4 * words)
         if self._matcher.is_error():
-            raise _too_complex()
+            raise self._failed()
 
     def _accept_answer(self, token: int) -> None:
         if not self._matcher.consume_token(token):
-            raise _too_complex() if self._matcher.stop_reason() in _COMPLEX else _forbidden()
+            raise self._failed()
 
-
-_COMPLEX = ("ParserTooComplex", "LexerTooComplex")
-
-
-def _too_complex() -> MaskError:
-    return MaskError("the output constraint became too complex while the model wrote; simplify it")
+    def _failed(self) -> MaskError:
+        """Returns what the matcher failed at, in our words."""
+        if self._matcher.stop_reason() in ("ParserTooComplex", "LexerTooComplex"):
+            return MaskError("the output constraint became too complex while the model wrote; simplify it")
+        return _forbidden()
 
 
 def _forbidden() -> MaskError:
-    return MaskError("a token came that the output constraint forbids")
+    return MaskError("no token of this model leads on under the output constraint")
 
 
 def _bits(address: int, words: int) -> Array[c_uint8]:

@@ -1,0 +1,161 @@
+"""Constraints of every kind, compiled within bounds; what cannot be done is said in our words."""
+
+from __future__ import annotations
+
+import re
+from ctypes import addressof, c_uint32
+from random import Random
+from threading import Thread
+from time import perf_counter
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flare.constraints import Constraints, Vocabulary
+from flare.constraints.compiled import KEPT, MAX_STARTS
+from flare.conversation import Constraint
+from flare.errors import MaskError, RequestError
+from flare.grammar import MAX_DEFINITION
+from flare.text.tokenizer import Tokenizer
+from tests.constraints.driving import STOP, VOCABULARY, allowed, compiled, constraints, is_answer, wander
+from tests.text import samples
+
+PATCH = 'start: "begin\\n" line+ "end"\nline: "+" /[^\\n]*/ "\\n"\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "fits"),
+    [("begin\n+a\nend", True), ("begin\n+\u00fc \U0001f642\n+\nend", True), ("begin\nend", False), ("begin\n+a\nend\n", False)],
+)
+def test_lark(text: str, fits: bool) -> None:
+    assert is_answer(compiled("lark", PATCH).start(None), text) == fits
+
+
+EXPRESSION = r"(a|b0?)+\n{0,2}"
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.text(alphabet="ab0\n", max_size=8))
+def test_regular_expressions_agree_with_pythons(text: str) -> None:
+    fits = re.fullmatch(EXPRESSION, text) is not None
+    assert is_answer(compiled("regex", EXPRESSION).start(None), text) == fits
+
+
+@pytest.mark.parametrize("expression", [EXPRESSION, "[a-f]{3,8}", "(yes|no|maybe)( [a-z]+){0,3}", "\u4f60|\u00e9+", "x?"])
+def test_what_is_drawn_at_random_matches(expression: str) -> None:
+    random = Random(2)
+    texts = [wander(compiled("regex", expression).start(None), random) for _ in range(15)]
+    ended = [text for text in texts if text is not None]
+    assert ended and all(re.fullmatch(expression, text.decode()) for text in ended)
+
+
+@pytest.mark.parametrize("make", [samples.byte_level, lambda: samples.metaspace("first"), samples.prepending, samples.unigram])
+def test_tokenizers_of_every_kind(make: Any) -> None:
+    """Where tokens begin with a prefix space, or stand for single bytes, the answer's text is the same."""
+    base = make()
+    stop = base.token_to_id("</s>")
+    model = Constraints(Vocabulary(Tokenizer(base, eos_token_ids=[stop]), base.get_vocab_size() + 3, [stop]))
+    mask = model.compile(Constraint("regex", "the (quick|lazy) \u4f60\u00fc+")).start(None)
+    text, vocabulary = "the quick \u4f60\u00fc".encode(), model.vocabulary
+    words = (c_uint32 * vocabulary.words)()
+    while text:
+        assert mask.fill(addressof(words), vocabulary.words)
+        bits = int.from_bytes(bytes(words), "little")
+        may = [t for t in vocabulary.leading(text) if bits >> t & 1]
+        assert may, text
+        mask.accept(may[-1])
+        text = text[len(vocabulary.text(may[-1])) :]
+    assert mask.fill(addressof(words), vocabulary.words) and int.from_bytes(bytes(words), "little") >> stop & 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "definition", "said"),
+    [
+        ("lark", "start: nosuch", "f: cannot be compiled as a Lark grammar at line 1, column 8; "),
+        ("lark", 'other: "a"', "f: cannot be compiled as a Lark grammar"),
+        ("lark", 'start: x\nx: %json {"type": "object"}', "f: %json is not supported in grammars; "),
+        ("lark", "start: A\nA: " + " & ".join(f"/a.*b{i}/" for i in range(30)), "f: more than 4 intersections (&)"),
+        ("lark", 'start: "' + "&" * 17 + '"', "f: more than 4 intersections (&) or 16 signs of it; "),
+        ("regex", "([", "f: cannot be compiled as a regular expression; "),
+        ("regex", r"(a)\1", "f: cannot be compiled as a regular expression; "),
+        ("regex", "a" * (MAX_DEFINITION + 1), f"f: {MAX_DEFINITION + 1} bytes of UTF-8, the limit is {MAX_DEFINITION}; "),
+    ],
+)
+def test_what_cannot_be_compiled(kind: Any, definition: str, said: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        compiled(kind, definition)
+    error = caught.value
+    assert str(error).startswith(said) and error.param == "f" and error.status == 400 and len(str(error)) < 200
+
+
+@pytest.mark.parametrize(
+    ("kind", "definition"),
+    [
+        ("lark", 'start: start start | "a"'),
+        ("lark", "start: x+\nx: /[a-z]+/ | /[a-z ]+/ | x x"),
+        ("lark", "start: x{1,100000}\nx: /[a-z]/ | /[a-z][a-z]/"),
+        ("regex", "[a-z ]*a[a-z ]{200}"),
+        ("regex", "(?s:.*a.{30}b.*c.{20})"),
+        ("regex", r"(\p{L}|\p{N}){1,1000}\p{Lu}(\w){30}"),
+    ],
+)
+def test_a_step_is_bounded_and_what_takes_more_ends_the_reply(kind: Any, definition: str) -> None:
+    mask, random, slowest = compiled(kind, definition).start(None), Random(1), 0.0
+    for _ in range(120):
+        started = perf_counter()
+        try:
+            may = allowed(mask)
+        except MaskError as error:
+            assert "became too complex" in str(error)
+            break
+        finally:
+            slowest = max(slowest, perf_counter() - started)
+        assert may
+        if may <= VOCABULARY.stops:
+            break
+        try:
+            mask.accept(random.choice(sorted(may - VOCABULARY.stops)))
+        except MaskError as error:
+            assert "became too complex" in str(error)
+            break
+    assert slowest < 1.0
+
+
+def test_the_same_constraint_is_compiled_once_and_not_for_ever() -> None:
+    model = Constraints(VOCABULARY)
+    first = model.compile(Constraint("json_schema", {"type": "object"}, "a"))
+    assert model.compile(Constraint("json_object", None, "b")) is first
+    assert model.compile(Constraint("lark", 'start: "{}"', "b")) is not first
+    for _ in range(MAX_STARTS):
+        first.start(None)
+    assert model.compile(Constraint("json_object", None, "b")) is not first
+    second = model.compile(Constraint("json_object", None, "b"))
+    for number in range(KEPT):
+        model.compile(Constraint("regex", f"a{number}", "b"))
+    assert model.compile(Constraint("json_object", None, "b")) is not second
+
+
+def test_tables_are_made_once_by_threads_at_the_same_time() -> None:
+    base = samples.byte_level()
+    vocabulary = Vocabulary(Tokenizer(base), base.get_vocab_size(), [base.token_to_id("</s>")])
+    found: list[Any] = []
+    threads = [Thread(target=lambda: found.append(vocabulary.native)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 4 and all(tables is found[0] for tables in found)
+
+
+def test_a_model_without_an_end_has_no_answers_of_a_form() -> None:
+    base = samples.byte_level()
+    with pytest.raises(RequestError, match="f: this model has no token that ends a reply"):
+        Constraints(Vocabulary(Tokenizer(base), base.get_vocab_size(), [])).compile(Constraint("json_object", None, "f"))
+
+
+def test_masks_know_no_token_beyond_the_vocabulary() -> None:
+    may = allowed(constraints().compile(Constraint("regex", "(?s:.*)", "f")).start(None))
+    assert may and max(may) < VOCABULARY.size and STOP in may
+    assert not may & (VOCABULARY.hidden - VOCABULARY.stops)

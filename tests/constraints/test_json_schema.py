@@ -1,0 +1,284 @@
+"""JSON Schemas: held against the official suite, token by token; and what is refused, by its place and within bounds."""
+
+from __future__ import annotations
+
+import json
+from random import Random
+from time import perf_counter
+from typing import Any
+
+import jsonschema
+import pytest
+
+from flare.constraints import checked_schema
+from flare.constraints.json_schema import FORMATS, KEYWORDS, MAX_DEPTH, MAX_MEMBERS, MAX_SCHEMA, NEUTRAL
+from flare.errors import RequestError
+from tests.constraints.driving import is_answer, json_mask, wander, write
+from tests.constraints.json_schema_suite import Case, cases
+
+OTHERWISE_WRITTEN = {
+    "allOf: allOf": [{"foo": "baz", "bar": 2}],
+    "allOf: allOf with base schema": [{"foo": "quux", "bar": 2, "baz": None}],
+    "const: const with object": [{"baz": "bax", "foo": "bar"}],
+    "const: const with 0 does not match other zero-like types": [0.0],
+    "const: const with 1 does not match true": [1.0],
+    "const: const with -2.0 matches integer and float types": [-2.0],
+    "const: float and integers are equal up to 64-bit representation limits": [9007199254740992.0],
+    "enum: enum with 0 does not match false": [0.0],
+    "enum: enum with [0] does not match [false]": [[0.0]],
+    "enum: enum with 1 does not match true": [1.0],
+    "enum: enum with [1] does not match [true]": [[1.0]],
+    "type: integer type matches integers": [1.0],
+}
+"""Values that JSON Schema allows and that are not written: another order of members, integers with a fraction of zero."""
+
+
+def taken() -> list[Case]:
+    found = []
+    for case in cases():
+        try:
+            checked_schema(case.schema, "s")
+            json_mask(case.schema)
+        except RequestError:
+            continue
+        found.append(case)
+    return found
+
+
+TAKEN = taken()
+
+
+def test_most_of_the_suite_is_taken() -> None:
+    """Of 320 cases those without words that are not enforced, references to elsewhere, and schemas that no value is of."""
+    assert len(TAKEN) >= 140
+    words = {word for case in TAKEN if isinstance(case.schema, dict) for word in case.schema}
+    assert KEYWORDS - words <= {"format", "definitions"}
+
+
+@pytest.mark.parametrize("case", TAKEN, ids=lambda case: case.name)
+def test_the_suites_values(case: Case) -> None:
+    for value, valid in case.values:
+        text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+        if valid and any(type(o) is type(value) and o == value for o in OTHERWISE_WRITTEN.get(case.name, [])):
+            continue
+        assert is_answer(json_mask(case.schema), text) == valid, text
+
+
+SCHEMAS: list[Any] = [
+    {
+        "type": "object",
+        "properties": {
+            "name": {"type": "string", "minLength": 1, "maxLength": 9},
+            "age": {"type": "integer", "minimum": 0, "maximum": 150},
+            "tags": {"type": "array", "items": {"enum": ["a", "b", 3, None]}, "minItems": 1, "maxItems": 3},
+            "at": {"type": "string", "format": "date-time"},
+        },
+        "required": ["name", "tags"],
+        "additionalProperties": False,
+    },
+    {
+        "$defs": {"node": {"type": "object", "properties": {"n": {"$ref": "#/$defs/node"}}, "additionalProperties": False}},
+        "$ref": "#/$defs/node",
+    },
+    {
+        "oneOf": [
+            {"type": "object", "properties": {"kind": {"const": kind}, "x": {"type": of}}, "required": ["kind", "x"]}
+            for kind, of in (("i", "integer"), ("b", "boolean"))
+        ]
+    },
+    {"type": "string", "pattern": "^[a-z]{2,5}(-[0-9]+)?$", "maxLength": 9},
+    {"type": "number", "minimum": -1.5, "exclusiveMaximum": 99.25},
+    {"type": "integer", "multipleOf": 7, "minimum": 10, "maximum": 5000},
+    {"type": "object", "minProperties": 2, "maxProperties": 3, "additionalProperties": {"type": "boolean"}},
+    {"type": ["string", "null"], "maxLength": 4},
+    {"anyOf": [{"type": "array", "prefixItems": [{"type": "boolean"}], "items": False}, {"const": "none"}]},
+]
+
+
+@pytest.mark.parametrize("schema", SCHEMAS, ids=range(len(SCHEMAS)))
+def test_what_is_drawn_at_random_is_of_the_schema(schema: Any) -> None:
+    validator = jsonschema.Draft202012Validator(schema)
+    random, ended = Random(7), 0
+    for _ in range(25):
+        text = wander(json_mask(schema), random)
+        if text is not None:
+            ended += 1
+            validator.validate(json.loads(text))
+    assert ended >= 15
+
+
+def test_any_object_drawn_at_random_is_one() -> None:
+    random = Random(3)
+    texts = [wander(json_mask({"type": "object"}), random) for _ in range(25)]
+    ended = [text for text in texts if text is not None]
+    assert len(ended) >= 15 and all(isinstance(json.loads(text), dict) for text in ended)
+
+
+@pytest.mark.parametrize(
+    ("schema", "good", "bad"),
+    [
+        ({"type": "string", "pattern": "^[a-c]+$", "maxLength": 4}, ["abca"], ["abcab", "abd"]),
+        ({"type": "string", "pattern": "z"}, ["xzy", "z"], ["xy", ""]),
+        ({"type": "string", "maxLength": 2}, ["\U0001f60a\u4f60", ""], ["abc"]),
+        ({"type": "string", "enum": ['\u00e9"\\', "\u4f60"]}, ['\u00e9"\\', "\u4f60"], ["e", ""]),
+        ({"type": "integer", "minimum": 0, "maximum": 20_000_000_000}, [19_999_999_999, 0], [20_000_000_001, -1]),
+        ({"type": "integer", "minimum": -(2**53), "maximum": 2**53}, [2**53 - 1, 5], [10**17]),
+        ({"type": "object", "x-guidance": {"lenient": True}, "properties": {}}, [{"a": 1}], [1]),
+    ],
+)
+def test_right_values(schema: Any, good: list[Any], bad: list[Any]) -> None:
+    """Patterns are searched and joined with lengths, lengths count characters, and large bounds hold."""
+    for values, expected in ((good, True), (bad, False)):
+        for value in values:
+            assert is_answer(json_mask(schema), json.dumps(value, ensure_ascii=False)) == expected, value
+
+
+def test_white_space_between_the_tokens_of_json_ends() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}
+    for blank in ("", " ", "\n  ", "\t\r\n ", " " * 32):
+        assert is_answer(json_mask(schema), f'{{{blank}"a"{blank}:{blank}"x"{blank}}}')
+    for count in (33, 40, 500):
+        assert not write(json_mask(schema), "{" + " \n" * (count // 2) + " " * (count % 2) + '"')
+    assert not write(json_mask(schema), '{"a":"x"}\n') and not write(json_mask(schema), "\n{")
+    assert is_answer(json_mask(schema), '{"a":"' + " " * 200 + '"}')
+
+
+@pytest.mark.parametrize(
+    ("schema", "place", "said"),
+    [
+        ({"properties": {"a": {"not": {}}}}, "s.properties.a.not", "not supported in schemas of answers"),
+        ({"allOf": [{}, {"if": {}}]}, "s.allOf[1].if", "not supported"),
+        ({"minLenght": 2}, "s.minLenght", "not supported"),
+        ({"items": {"uniqueItems": True}}, "s.items.uniqueItems", "not supported"),
+        ({"type": "string", "nullable": True}, "s.nullable", 'send "null" among the types'),
+        ({"contentEncoding": "base64"}, "s.contentEncoding", "not supported"),
+        ({"$dynamicRef": "#a"}, "s.$dynamicRef", "refer to the schema by $ref"),
+        ({"properties": {"a": {"$ref": "http://example.com/x"}}}, "s.properties.a.$ref", "is not within this schema"),
+        ({"$ref": "#/$defs/a"}, "s.$ref", "is no schema of this one"),
+        ({"$ref": "#/default", "default": {"not": {}}}, "s.$ref", "no schema stands"),
+        ({"$ref": "#/properties/a/const", "properties": {"a": {"const": {"not": {}}}}}, "s.$ref", "no schema stands"),
+        ({"items": [{"type": "string"}]}, "s.items", "send it as prefixItems"),
+        ({"format": "regex"}, "s.format", "'regex' is not enforced; send date, date-time"),
+        ({"type": "text"}, "s.type", "'text' is not one of array, boolean"),
+        ({"type": []}, "s.type", "names no type"),
+        ({"properties": {"a": 1}}, "s.properties.a", "the number 1 is not a schema"),
+        ({"enum": []}, "s.enum", "at least one value"),
+        ({"required": "a"}, "s.required", "expected an array of names"),
+        ({"maximum": 1e30}, "s.maximum", "1e+30 is beyond 9007199254740992"),
+        ({"minimum": True}, "s.minimum", "expected a number, got true"),
+        ({"minItems": 10**9}, "s.minItems", "1000000000 is more than can be counted, the limit is 1000000"),
+        ({"maxLength": -1}, "s.maxLength", "expected a whole number"),
+        ({"multipleOf": 0}, "s.multipleOf", "greater than 0"),
+        ({"multipleOf": 987654}, "s.multipleOf", "has too many digits"),
+        ({"allOf": [{"multipleOf": 2}, {"multipleOf": 3}]}, "s", "2 multipleOf hold for the same value"),
+        ({"properties": {f"p{i}": {} for i in range(MAX_MEMBERS + 1)}}, "s.properties", "501 members, the limit is 500"),
+        ({"enum": list(range(10_001))}, "s.enum", "more than 10000 values"),
+        ({"oneOf": [{"const": i} for i in range(201)]}, "s.oneOf", "201 schemas, the limit is 200"),
+        ({"patternProperties": {str(i): {} for i in range(21)}}, "s.patternProperties", "more than 20 of these patterns"),
+        ({"anyOf": [{}] * 5001}, "s", "more than 5000 schemas"),
+        ({"title": "x" * MAX_SCHEMA}, "s", "bytes of UTF-8, the limit is 262144"),
+        (False, "s", "false, which no value is of"),
+        ([], "s", "not a schema"),
+    ],
+)
+def test_what_is_refused_and_where(schema: Any, place: str, said: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        checked_schema(schema, "s")
+    error = caught.value
+    assert (error.param, error.status) == (place, 400) and str(error).startswith(f"{place}: ")
+    assert said in str(error) and len(str(error)) < 300 and "\n" not in str(error)
+
+
+def test_words_that_ask_for_nothing_pass() -> None:
+    schema = {"type": "array", "title": "T", "x-order": 1, "$schema": "any", "$id": "here", **NEUTRAL, "default": {"not": 1}}
+    assert checked_schema(schema, "s") == {"type": "array"}
+    assert checked_schema(True, "s") == {}
+
+
+def nested(depth: int) -> Any:
+    schema: Any = {"type": "string"}
+    for _ in range(depth // 2):
+        schema = {"type": "object", "properties": {"a": schema}}
+    return schema
+
+
+def test_depth() -> None:
+    assert is_answer(json_mask(nested(MAX_DEPTH - 2)), "{}")
+    with pytest.raises(RequestError, match="nests arrays and objects more than 64 levels deep"):
+        checked_schema(nested(20_000), "s")
+
+
+REFERENCES = {f"d{i}": {"allOf": [{"$ref": f"#/$defs/d{i + 1}"}] * 2} for i in range(40)} | {"d40": {"type": "string"}}
+SEARCHED = [{"type": "string", "pattern": f"a.*b{i}"} for i in range(30)]
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$ref": "#/$defs/d0", "$defs": REFERENCES},
+        {"allOf": SEARCHED},
+        {"allOf": [{"properties": {"a": part}} for part in SEARCHED]},
+        {"allOf": [{"items": part} for part in SEARCHED]},
+        {"allOf": [{"additionalProperties": part} for part in SEARCHED]},
+        {"allOf": [{"anyOf": [part, {"$ref": "#/$defs/x", "allOf": [{}]}]} for part in SEARCHED], "$defs": {"x": {}}},
+        {"allOf": [{"anyOf": [{"properties": {f"x{i}": {"const": j}}} for j in range(8)]} for i in range(8)]},
+        {"type": "object", "patternProperties": {f"^(a|b)*a(a|b){{14}}{i}$": {} for i in range(20)}},
+        {"oneOf": [{"type": "string", "pattern": f"^(a|b)*a(a|b){{10}}{i}$"} for i in range(200)]},
+        {"type": "string", "pattern": "^((a{1,90}){1,90}){1,90}$"},
+        {"type": "string", "pattern": "(?:" * 5000 + "a" + ")" * 5000},
+        {"anyOf": [{"type": "object", "properties": {f"{c}{i}": {} for i in range(480)}} for c in "abcdefgh"]},
+        {"type": "array", "minItems": 999_999},
+        {"enum": [f"value {i} {i * 7919}" for i in range(10_000)]},
+        {"type": "integer", "multipleOf": 9973, "minimum": 1, "maximum": 2**53},
+    ],
+    ids=range(15),
+)
+def test_bombs_are_refused_or_compiled_within_bounds(schema: Any) -> None:
+    started = perf_counter()
+    try:
+        json_mask(schema)
+    except RequestError as error:
+        assert error.status == 400 and len(str(error)) < 300 and "\n" not in str(error)
+    assert perf_counter() - started < 10
+
+
+def test_patterns_of_alternatives_do_not_meet() -> None:
+    """Each of a union's members may have its own."""
+    part = {"properties": {"a": {"type": "string", "format": "date"}, "b": {"type": "string", "pattern": "x"}}}
+    checked_schema({"anyOf": [part, *SEARCHED]}, "s")
+    with pytest.raises(RequestError, match="3 patterns and formats hold for the same value"):
+        checked_schema({"allOf": [part, {"anyOf": [part, {}]}, part]}, "s")
+
+
+@pytest.mark.parametrize(
+    ("schema", "said"),
+    [
+        ({"oneOf": [{"type": "string"}, {"maxLength": 3}]}, "f: holds a oneOf whose schemas do not exclude each other"),
+        ({"minItems": 3, "maxItems": 1, "type": "array"}, "f: no value is of this schema"),
+        ({"type": "string", "pattern": "(?=a)b"}, "f: holds a pattern that is not a regular expression of the linear kind"),
+        ({"type": "string", "pattern": r"\bfoo\b"}, "f: holds a pattern with look-around or word boundaries"),
+        ({"patternProperties": {"^a": {"const": 1}, "^aa": {"const": 2}}}, "f: holds two patternProperties"),
+    ],
+)
+def test_what_cannot_be_compiled_is_said_in_our_words(schema: Any, said: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        json_mask(schema)
+    assert str(caught.value).startswith(said) and caught.value.param == "f"
+
+
+@pytest.mark.parametrize("format", sorted(FORMATS))
+def test_formats_are_enforced(format: str) -> None:
+    good = {
+        "date": "2026-02-28",
+        "date-time": "2026-02-28T10:00:00Z",
+        "duration": "P3DT4H",
+        "email": "a.b@example.com",
+        "hostname": "a-b.example",
+        "ipv4": "127.0.0.1",
+        "ipv6": "::1",
+        "time": "10:00:00Z",
+        "uri": "https://example.com/a?b#c",
+        "uuid": "2eb8aa08-aa98-11ea-b4aa-73b441d16380",
+    }[format]
+    assert is_answer(json_mask({"type": "string", "format": format}), f'"{good}"')
+    assert not is_answer(json_mask({"type": "string", "format": format}), '"not one, surely"')
