@@ -27,7 +27,9 @@ CUSTOM_PARAMETERS: dict[str, Any] = {
 NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
 
 ANSWER_IN_JSON = "Your answer must be a JSON object and nothing else, without a code block around it."
-ANSWER_IN_SCHEMA = "Your answer must be JSON of the following JSON Schema and nothing else, without a code block around it.\n\n"
+ANSWER_IN_SCHEMA = (
+    "Your answer must be JSON of the following JSON Schema and nothing else, without a code block around it.\n\n"
+)
 """What the system message says in addition where the answer is bound to JSON."""
 
 CALL_A_TOOL = "Your next message must call a tool."

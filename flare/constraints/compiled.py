@@ -58,7 +58,9 @@ class CompiledConstraint:
         """Whether as many replies have begun as share one compilation."""
         return self._starts >= MAX_STARTS
 
-    def start(self, ways: Ways | None, *, opens_reasoning: bool = False, tracker: CallTracker | None = None) -> ReplyMask:
+    def start(
+        self, ways: Ways | None, *, opens_reasoning: bool = False, tracker: CallTracker | None = None
+    ) -> ReplyMask:
         """Returns the mask of one reply; see `ReplyMask`."""
         self._starts += 1
         return ReplyMask(
@@ -136,8 +138,14 @@ _SAID = (
     ("oneOf constraints are not supported", "a oneOf whose schemas do not exclude each other; send it as anyOf"),
     ("Unsatisfiable schema", "no value is of this schema; correct it"),
     ("are not disjoint", "two patternProperties that the same name may match; let each name match one"),
-    ("regex parse error", "a pattern that is not a regular expression of the linear kind; leave out look-around and the like"),
-    ("lookarounds not supported", "a pattern with look-around or word boundaries, which are not supported; leave them out"),
+    (
+        "regex parse error",
+        "a pattern that is not a regular expression of the linear kind; leave out look-around and the like",
+    ),
+    (
+        "lookarounds not supported",
+        "a pattern with look-around or word boundaries, which are not supported; leave them out",
+    ),
     ("'multipleOf'", "a multipleOf with too many digits; send a rounder number"),
 )
 """What llguidance says of schemas, and what is said of it here: its own words are not passed on."""

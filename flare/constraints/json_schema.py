@@ -76,7 +76,12 @@ ANNOTATIONS = frozenset(
 )
 """Words that describe and do not constrain; so do all that begin with `x-`. None is passed on."""
 
-NEUTRAL: Mapping[str, Any] = {"nullable": False, "unevaluatedItems": True, "unevaluatedProperties": True, "uniqueItems": False}
+NEUTRAL: Mapping[str, Any] = {
+    "nullable": False,
+    "unevaluatedItems": True,
+    "unevaluatedProperties": True,
+    "uniqueItems": False,
+}
 """Values of words that are not enforced, by which they ask for nothing."""
 
 _SCHEMA = frozenset(("additionalProperties", "items"))

@@ -16,6 +16,10 @@ MAX_BREAKS = 8
 """Line breaks between reasoning and what follows it."""
 
 
+_TOO_COMPLEX = ("Current row has", "Too many items", "too many states", "fuel")
+"""What llguidance's errors hold where one of its limits was met."""
+
+
 class Decoder(Protocol):
     """Tokens to text, incrementally."""
 
@@ -148,7 +152,9 @@ class ReplyMask:
             ended = self._vocabulary.text(token) == self._close and token in self._vocabulary.markers
         else:
             # A delimiter that is a special token has no text of its own.
-            text = self._vocabulary.text(token) or (self._close if token == self._vocabulary.token(self._close) else b"")
+            text = self._vocabulary.text(token) or (
+                self._close if token == self._vocabulary.token(self._close) else b""
+            )
             data = self._tail + text
             ended = self._close in data
             self._tail = data[max(0, len(data) - len(self._close) + 1) :]
@@ -254,7 +260,8 @@ class ReplyMask:
 
     def _failed(self) -> MaskError:
         """Returns what the matcher failed at, in our words."""
-        if self._matcher.stop_reason() in ("ParserTooComplex", "LexerTooComplex"):
+        error = self._matcher.get_error()
+        if any(words in error for words in _TOO_COMPLEX):
             return MaskError("the output constraint became too complex while the model wrote; simplify it")
         return _forbidden()
 

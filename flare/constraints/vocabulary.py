@@ -25,7 +25,9 @@ class Vocabulary:
     all the same, as `markers` of a format.
     """
 
-    def __init__(self, tokenizer: Tokenizer, size: int, stops: Iterable[int], spelled: frozenset[int] = frozenset()) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, size: int, stops: Iterable[int], spelled: frozenset[int] = frozenset()
+    ) -> None:
         self.size = size
         self.words = -(-size // 32)
         self.stops = frozenset(stops)

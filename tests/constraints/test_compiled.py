@@ -27,7 +27,12 @@ PATCH = 'start: "begin\\n" line+ "end"\nline: "+" /[^\\n]*/ "\\n"\n'
 
 @pytest.mark.parametrize(
     ("text", "fits"),
-    [("begin\n+a\nend", True), ("begin\n+\u00fc \U0001f642\n+\nend", True), ("begin\nend", False), ("begin\n+a\nend\n", False)],
+    [
+        ("begin\n+a\nend", True),
+        ("begin\n+\u00fc \U0001f642\n+\nend", True),
+        ("begin\nend", False),
+        ("begin\n+a\nend\n", False),
+    ],
 )
 def test_lark(text: str, fits: bool) -> None:
     assert is_answer(compiled("lark", PATCH).start(None), text) == fits
@@ -43,7 +48,9 @@ def test_regular_expressions_agree_with_pythons(text: str) -> None:
     assert is_answer(compiled("regex", EXPRESSION).start(None), text) == fits
 
 
-@pytest.mark.parametrize("expression", [EXPRESSION, "[a-f]{3,8}", "(yes|no|maybe)( [a-z]+){0,3}", "\u4f60|\u00e9+", "x?"])
+@pytest.mark.parametrize(
+    "expression", [EXPRESSION, "[a-f]{3,8}", "(yes|no|maybe)( [a-z]+){0,3}", "\u4f60|\u00e9+", "x?"]
+)
 def test_what_is_drawn_at_random_matches(expression: str) -> None:
     random = Random(2)
     texts = [wander(compiled("regex", expression).start(None), random) for _ in range(15)]
@@ -51,14 +58,22 @@ def test_what_is_drawn_at_random_matches(expression: str) -> None:
     assert ended and all(re.fullmatch(expression, text.decode()) for text in ended)
 
 
-@pytest.mark.parametrize("make", [samples.byte_level, lambda: samples.metaspace("first"), samples.prepending, samples.unigram])
-def test_tokenizers_of_every_kind(make: Any) -> None:
+@pytest.mark.parametrize(
+    ("make", "word"),
+    [
+        (samples.byte_level, "\u4f60\u00fc"),
+        (lambda: samples.metaspace("first"), "\u4f60\u00fc"),
+        (samples.prepending, "\u4f60\u00fc"),
+        (samples.unigram, "fox"),
+    ],
+)
+def test_tokenizers_of_every_kind(make: Any, word: str) -> None:
     """Where tokens begin with a prefix space, or stand for single bytes, the answer's text is the same."""
     base = make()
     stop = base.token_to_id("</s>")
     model = Constraints(Vocabulary(Tokenizer(base, eos_token_ids=[stop]), base.get_vocab_size() + 3, [stop]))
-    mask = model.compile(Constraint("regex", "the (quick|lazy) \u4f60\u00fc+")).start(None)
-    text, vocabulary = "the quick \u4f60\u00fc".encode(), model.vocabulary
+    mask = model.compile(Constraint("regex", f"the (quick|lazy) {word}+")).start(None)
+    text, vocabulary = f"the quick {word}".encode(), model.vocabulary
     words = (c_uint32 * vocabulary.words)()
     while text:
         assert mask.fill(addressof(words), vocabulary.words)
@@ -80,7 +95,11 @@ def test_tokenizers_of_every_kind(make: Any) -> None:
         ("lark", 'start: "' + "&" * 17 + '"', "f: more than 4 intersections (&) or 16 signs of it; "),
         ("regex", "([", "f: cannot be compiled as a regular expression; "),
         ("regex", r"(a)\1", "f: cannot be compiled as a regular expression; "),
-        ("regex", "a" * (MAX_DEFINITION + 1), f"f: {MAX_DEFINITION + 1} bytes of UTF-8, the limit is {MAX_DEFINITION}; "),
+        (
+            "regex",
+            "a" * (MAX_DEFINITION + 1),
+            f"f: {MAX_DEFINITION + 1} bytes of UTF-8, the limit is {MAX_DEFINITION}; ",
+        ),
     ],
 )
 def test_what_cannot_be_compiled(kind: Any, definition: str, said: str) -> None:
@@ -152,7 +171,21 @@ def test_tables_are_made_once_by_threads_at_the_same_time() -> None:
 def test_a_model_without_an_end_has_no_answers_of_a_form() -> None:
     base = samples.byte_level()
     with pytest.raises(RequestError, match="f: this model has no token that ends a reply"):
-        Constraints(Vocabulary(Tokenizer(base), base.get_vocab_size(), [])).compile(Constraint("json_object", None, "f"))
+        Constraints(Vocabulary(Tokenizer(base), base.get_vocab_size(), [])).compile(
+            Constraint("json_object", None, "f")
+        )
+
+
+def test_a_text_that_the_model_has_no_tokens_for() -> None:
+    base = samples.unigram()
+    stop = base.token_to_id("</s>")
+    model = Constraints(Vocabulary(Tokenizer(base, eos_token_ids=[stop]), base.get_vocab_size(), [stop]))
+    mask = model.compile(Constraint("regex", "[fx]o\u4f60", "f")).start(None)
+    words = (c_uint32 * model.vocabulary.words)()
+    with pytest.raises(MaskError, match="no token of this model leads on"):
+        for text in (b"f", b"o", b"?"):
+            mask.fill(addressof(words), model.vocabulary.words)
+            mask.accept(max(model.vocabulary.leading(text)))
 
 
 def test_masks_know_no_token_beyond_the_vocabulary() -> None:

@@ -77,7 +77,9 @@ SCHEMAS: list[Any] = [
         "additionalProperties": False,
     },
     {
-        "$defs": {"node": {"type": "object", "properties": {"n": {"$ref": "#/$defs/node"}}, "additionalProperties": False}},
+        "$defs": {
+            "node": {"type": "object", "properties": {"n": {"$ref": "#/$defs/node"}}, "additionalProperties": False}
+        },
         "$ref": "#/$defs/node",
     },
     {
@@ -171,10 +173,18 @@ def test_white_space_between_the_tokens_of_json_ends() -> None:
         ({"multipleOf": 0}, "s.multipleOf", "greater than 0"),
         ({"multipleOf": 987654}, "s.multipleOf", "has too many digits"),
         ({"allOf": [{"multipleOf": 2}, {"multipleOf": 3}]}, "s", "2 multipleOf hold for the same value"),
-        ({"properties": {f"p{i}": {} for i in range(MAX_MEMBERS + 1)}}, "s.properties", "501 members, the limit is 500"),
+        (
+            {"properties": {f"p{i}": {} for i in range(MAX_MEMBERS + 1)}},
+            "s.properties",
+            "501 members, the limit is 500",
+        ),
         ({"enum": list(range(10_001))}, "s.enum", "more than 10000 values"),
         ({"oneOf": [{"const": i} for i in range(201)]}, "s.oneOf", "201 schemas, the limit is 200"),
-        ({"patternProperties": {str(i): {} for i in range(21)}}, "s.patternProperties", "more than 20 of these patterns"),
+        (
+            {"patternProperties": {str(i): {} for i in range(21)}},
+            "s.patternProperties",
+            "more than 20 of these patterns",
+        ),
         ({"anyOf": [{}] * 5001}, "s", "more than 5000 schemas"),
         ({"title": "x" * MAX_SCHEMA}, "s", "bytes of UTF-8, the limit is 262144"),
         (False, "s", "false, which no value is of"),
@@ -190,7 +200,15 @@ def test_what_is_refused_and_where(schema: Any, place: str, said: str) -> None:
 
 
 def test_words_that_ask_for_nothing_pass() -> None:
-    schema = {"type": "array", "title": "T", "x-order": 1, "$schema": "any", "$id": "here", **NEUTRAL, "default": {"not": 1}}
+    schema = {
+        "type": "array",
+        "title": "T",
+        "x-order": 1,
+        "$schema": "any",
+        "$id": "here",
+        **NEUTRAL,
+        "default": {"not": 1},
+    }
     assert checked_schema(schema, "s") == {"type": "array"}
     assert checked_schema(True, "s") == {}
 
@@ -255,7 +273,10 @@ def test_patterns_of_alternatives_do_not_meet() -> None:
     [
         ({"oneOf": [{"type": "string"}, {"maxLength": 3}]}, "f: holds a oneOf whose schemas do not exclude each other"),
         ({"minItems": 3, "maxItems": 1, "type": "array"}, "f: no value is of this schema"),
-        ({"type": "string", "pattern": "(?=a)b"}, "f: holds a pattern that is not a regular expression of the linear kind"),
+        (
+            {"type": "string", "pattern": "(?=a)b"},
+            "f: holds a pattern that is not a regular expression of the linear kind",
+        ),
         ({"type": "string", "pattern": r"\bfoo\b"}, "f: holds a pattern with look-around or word boundaries"),
         ({"patternProperties": {"^a": {"const": 1}, "^aa": {"const": 2}}}, "f: holds two patternProperties"),
     ],

@@ -29,6 +29,7 @@ from tests.constraints.driving import (
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
 ANSWER = '{"a": 12}'
+NO_TOOLS = Tools()
 TOOLS = Tools((Tool("f"),))
 CLOSE, CALL = token("</think>"), token("<tool_call>")
 BY_TOKEN = OutputSyntax(tools="hermes", reasoning=("<think>", "</think>"), close_token=CLOSE)
@@ -41,7 +42,7 @@ class _Decoder:
 
 
 def begun(
-    syntax: OutputSyntax, *, tools: Tools = Tools(), opens: bool = False, kind: Any = "json_schema", what: Any = SCHEMA
+    syntax: OutputSyntax, *, tools: Tools = NO_TOOLS, opens: bool = False, kind: Any = "json_schema", what: Any = SCHEMA
 ) -> ReplyMask:
     ways = reply_ways(syntax, tools)
     assert ways is not None

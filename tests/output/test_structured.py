@@ -13,14 +13,19 @@ from flare.output import OutputError, OutputSyntax, make_output
 from tests.output.feeding import CLOSE, TEXTS, TOKENS, WEATHER, call
 
 
-def read(pushed: list[Any], syntax: OutputSyntax, *, tools: Tools = Tools(), opens: bool = False) -> tuple[str, str, int]:
+NO_TOOLS = Tools()
+
+
+def read(
+    pushed: list[Any], syntax: OutputSyntax, *, tools: Tools = NO_TOOLS, opens: bool = False
+) -> tuple[str, str, int]:
     """Returns reasoning, answer text, and how many calls there were."""
     machine = make_output(syntax, tools, opens_reasoning=opens, call_prefix="c", structured=True)
     assert machine is not None
     reasoning, text, calls = "", "", 0
     for item in [*pushed, None]:
-        pieces = machine.end(natural=True) if item is None else machine.push(*((9, item) if isinstance(item, str) else item))
-        for piece in pieces:
+        token, said = (9, item) if isinstance(item, str) else item or (0, "")
+        for piece in machine.end(natural=True) if item is None else machine.push(token, said):
             reasoning += piece.text if piece.kind == "reasoning" else ""
             text += piece.text if piece.kind == "text" else ""
             calls += piece.kind == "call"
@@ -72,11 +77,15 @@ def test_whatever_the_answer_holds(text: str, opens: bool) -> None:
     assert read(pushed, TEXTS, tools=WEATHER, opens=opens) == ("r" if opens else "", "[" + text, 0)
 
 
+KIMI = ["so", "<|close|>", "think", "<|sep|>", "<|open|>", "response", "<|sep|>"]
+MUSE = ["so", "<|eom|>", "<|start|>", "assistant to=user", "<|message|>"]
+
+
 @pytest.mark.parametrize(
     ("name", "marks", "before"),
     [
-        ("kimi_xtml", ["<|open|>", "<|close|>", "<|sep|>"], ["so", "<|close|>", "think", "<|sep|>", "<|open|>", "response", "<|sep|>"]),
-        ("muse_atem", ["<|start|>", "<|message|>", "<|eom|>"], ["so", "<|eom|>", "<|start|>", "assistant to=user", "<|message|>"]),
+        ("kimi_xtml", ["<|open|>", "<|close|>", "<|sep|>"], KIMI),
+        ("muse_atem", ["<|start|>", "<|message|>", "<|eom|>"], MUSE),
     ],
 )
 def test_frames(name: str, marks: list[str], before: list[str]) -> None:
