@@ -32,7 +32,7 @@ class Ways(NamedTuple):
 def reply_ways(syntax: OutputSyntax, tools: Tools, *, continues: bool = False) -> Ways | None:
     """Returns the ways of a reply; None where the format's frames are no tokens, so that no answer can be told from them.
 
-    `tools`: those that may be called lead to calls.
+    `tools`: those that may be called lead to calls; where one has to be, no answer stands instead.
     """
     found = None if syntax.tools is None else find_format(syntax.tools)
     callable_ = tools if tools.offered and tools.choice != "none" else Tools()
@@ -43,13 +43,14 @@ def reply_ways(syntax: OutputSyntax, tools: Tools, *, continues: bool = False) -
         openers = (found.opener,) if isinstance(found, ReplyFormat) else tuple(o.text for o in found.openers)
     calls = tuple(Way(text, "call") for text in openers if text[0] != BARE)
     undecided = isinstance(found, CallFormat) and bool(calls)
+    answers = not calls or tools.choice not in ("required", "named")
     if syntax.reasoning is None:
-        return Ways(calls, calls, undecided=undecided)
+        return Ways(calls, calls, answers, answers, undecided=undecided)
     opens, close = syntax.reasoning
     # DeepSeek's parser takes the delimiter's spelling too.
     close_token = None if isinstance(found, ReplyFormat) else syntax.close_token
     first = (Way(opens, "reasoning", syntax.open_token), *calls)
-    return Ways(first, calls, close=close, close_token=close_token, undecided=undecided)
+    return Ways(first, calls, answers, answers, close, close_token, undecided=undecided)
 
 
 def _framed(frames: Frames, syntax: OutputSyntax, tools: Tools, continues: bool) -> Ways | None:

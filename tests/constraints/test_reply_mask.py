@@ -228,3 +228,10 @@ def test_replies_of_one_constraint_do_not_meet() -> None:
     one, other = begun(BY_TOKEN), begun(BY_TOKEN)
     assert write(one, '{"a"') and write(other, ANSWER) and allowed(other) == VOCABULARY.stops
     assert is_answer(one, ": 3}")
+
+
+@pytest.mark.parametrize("choice", ["required", "named"])
+def test_where_a_call_is_demanded_no_answer_stands_instead(choice: Any) -> None:
+    mask = begun(BY_TOKEN, tools=Tools((Tool("f"),), choice, "f"), opens=True)
+    mask.accept(CLOSE)
+    assert not write(mask, "{") and write(mask, "<tool_call>" + CALLED) and free(mask)

@@ -123,7 +123,7 @@ class FastReplay:
 
     def _masked(self, mask: Any, token: int, end: int) -> int:
         """The scripted token where it may come; else one that leads to the end of JSON, or the first that may."""
-        for wanted in (token, end, *b'"}]'):
+        for wanted in (token, end, *b'"}]{'):
             if mask[wanted // 32] >> wanted % 32 & 1:
                 return wanted
         return next(i for i in range(self.limits.vocabulary) if mask[i // 32] >> i % 32 & 1)
