@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -55,6 +55,14 @@ class StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True, kw_only=True
 
 
 _KINDS = ("json", "json_object", "regex", "choice", "grammar")
+
+UNBUILT_OPTIONS: Mapping[str, tuple[Any, ...]] = {
+    "disable_additional_properties": (False,),
+    "disable_any_whitespace": (False,),
+    "structural_tag": (),
+    "whitespace_pattern": (),
+}
+"""vLLM's options of `structured_outputs` without a part here: null and these values pass."""
 
 
 class FormatFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -127,8 +135,8 @@ def _structured_outputs(asked: StructuredOutputs | None) -> Constraint | None:
         return None
     field = "structured_outputs"
     kinds = [name for name in _KINDS if getattr(asked, name) not in (None, False)]
-    for name in StructuredOutputs.__struct_fields__:
-        if name not in _KINDS and getattr(asked, name) not in (None, False):  # what is left of vLLM's options
+    for name, neutral in UNBUILT_OPTIONS.items():
+        if getattr(asked, name) not in (None, *neutral):
             raise unsupported(f"{field}.{name}")
     if len(kinds) != 1:
         text = f"{field}: holds {' and '.join(kinds) or 'none'} of {', '.join(_KINDS)}; send exactly one"

@@ -19,6 +19,7 @@ from flare.protocols import (
     chat_messages,
     completions,
     decisions,
+    formats,
     messages_decoding,
     messages_fields,
     responses_fields,
@@ -56,7 +57,7 @@ STOP = any_of(SOME_TEXT, array_of(SOME_TEXT, maxItems=shared.MAX_STOP_STRINGS), 
 SWITCH: Schema = {"type": ["boolean", "null"]}
 MODES = words(tools.MODES, null=True)
 FUNCTION = word("function")
-TEXT_FORMAT: Schema = {"type": ["object", "null"], "properties": {"type": word("text")}, "required": ["type"]}
+FORMS: Mapping[str, Mapping[str, Schema]] = {name: {"type": words(formats.TYPES)} for name in ("Format", "FlatFormat")}
 
 THINKING: Mapping[str, Schema] = {
     "reasoning_effort": MAYBE_TEXT,
@@ -130,7 +131,6 @@ def _response_parts() -> Mapping[str, Mapping[str, Schema]]:
                 "additionalProperties": {"type": "string", "maxLength": responses_fields.MAX_METADATA_VALUE},
             },
         },
-        "TextFields": {"format": TEXT_FORMAT},
         "MessageItem": {"type": word("message"), "role": words(items.ROLES), "content": texts},
         "ReasoningItem": {"type": word("reasoning"), "content": thoughts, "summary": thoughts},
         "FunctionCallItem": {"type": word("function_call")},
@@ -153,12 +153,14 @@ CHAT = Kind(
     "Chat",
     [chat.ChatRequest],
     refused={
+        "StructuredOutputs": formats.UNBUILT_OPTIONS,
         "ChatRequest": chat.UNBUILT,
         "ChatMessage": chat_messages.UNBUILT_MESSAGE,
         "ContentPart": chat_messages.UNBUILT_PART,
     },
     inert=shared.INERT,
     narrow={
+        **FORMS,
         "ChatRequest": {
             **THINKING,
             "stop": STOP,
@@ -189,9 +191,10 @@ CHAT = Kind(
 COMPLETION = Kind(
     "Completion",
     [completions.CompletionRequest],
-    refused={"CompletionRequest": completions.UNBUILT},
+    refused={"StructuredOutputs": formats.UNBUILT_OPTIONS, "CompletionRequest": completions.UNBUILT},
     inert=shared.INERT,
     narrow={
+        **FORMS,
         "CompletionRequest": {
             **THINKING,
             "stop": STOP,
@@ -201,13 +204,14 @@ COMPLETION = Kind(
                 array_of({"type": "integer", "minimum": 0}, minItems=1),
                 array_of(array_of({"type": "integer", "minimum": 0}, minItems=1), minItems=1),
             ),
-        }
+        },
     },
 )
 MESSAGES = Kind(
     "Messages",
     [messages_fields.MessagesRequest, messages_fields.CountRequest],
     refused={
+        "StructuredOutputs": formats.UNBUILT_OPTIONS,
         "MessagesRequest": messages_fields.UNBUILT,
         "CountRequest": messages_fields.UNBUILT,
         "InputTool": messages_fields.UNBUILT_TOOL,
@@ -215,6 +219,7 @@ MESSAGES = Kind(
     },
     inert=messages_fields.INERT,
     narrow={
+        **FORMS,
         "InputMessage": {"role": words(messages_decoding.ROLES)},
         **{
             name: {
@@ -242,6 +247,7 @@ RESPONSES = Kind(
         responses_fields.SelectedTool,
     ],
     refused={
+        "StructuredOutputs": formats.UNBUILT_OPTIONS,
         "ResponsesRequest": responses_fields.UNBUILT,
         "ReasoningFields": responses_fields.UNBUILT_REASONING,
         "TextFields": responses_fields.UNBUILT_TEXT,
@@ -249,7 +255,7 @@ RESPONSES = Kind(
         "CustomTool": responses_fields.UNBUILT_TOOL,
     },
     inert=responses_fields.INERT,
-    narrow=_response_parts(),
+    narrow={**FORMS, **_response_parts()},
 )
 DECISION = Kind(
     "Decision",

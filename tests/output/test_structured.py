@@ -12,7 +12,6 @@ from flare.conversation import Tool, Tools
 from flare.output import OutputError, OutputSyntax, make_output
 from tests.output.feeding import CLOSE, TEXTS, TOKENS, WEATHER, call
 
-
 NO_TOOLS = Tools()
 
 

@@ -1,0 +1,151 @@
+"""What a constrained token costs: microseconds of its mask and of taking it, for typical forms and two sizes of vocabulary.
+
+    python -m benchmarks.masks CORE
+
+The larger vocabulary is the core's own with made-up words added, as wide as Qwen's.
+"""
+
+from __future__ import annotations
+
+import argparse
+from ctypes import addressof, c_uint32
+from pathlib import Path
+from random import Random
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+from benchmarks import machine
+
+WIDE = 151_936
+"""Tokens of the larger vocabulary."""
+
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string"},
+        "age": {"type": "integer", "minimum": 0},
+        "tags": {"type": "array", "items": {"type": "string", "maxLength": 20}, "maxItems": 5},
+        "kind": {"enum": ["person", "firm", "other"]},
+    },
+    "required": ["name", "age", "tags", "kind"],
+    "additionalProperties": False,
+}
+FORMS: dict[str, tuple[str, Any, str]] = {
+    "an object of four members": (
+        "json_schema",
+        PERSON,
+        '{"name": "Ada Lovelace", "age": 36, "tags": ["mathematics", "engines"], "kind": "person"}',
+    ),
+    "any object": ("json_object", None, '{"title": "A day", "items": [1, 2.5, null, {"deep": [true, "yes it is"]}]}'),
+    "a list of dates": (
+        "json_schema",
+        {"type": "array", "items": {"type": "string", "format": "date"}},
+        '["2026-01-31", "2026-02-28", "2026-03-31"]',
+    ),
+    "a Lark grammar": (
+        "lark",
+        'start: "SELECT " NAME ("," NAME)* " FROM " NAME\nNAME: /[a-z_]+/\n',
+        "SELECT a,b_c FROM t",
+    ),
+    "a regular expression": ("regex", r"[A-Z]{2}-[0-9]{4}( [a-z]+){1,20}", "AB-1234 the quick brown fox jumps over it"),
+}
+"""A name, the kind and definition of a constraint, and a text of it."""
+
+
+def measure(core: Path, rounds: int) -> list[dict[str, Any]]:
+    """Returns a row a form, vocabulary and round: microseconds a token, of the slowest mask, and of compiling."""
+    from flare.constraints import Constraints, Vocabulary
+    from flare.core.directory import open_core
+    from flare.runtime import load_text
+
+    opened = open_core(core)
+    tokenizer, _ = load_text(opened)
+    narrow: Any = tokenizer
+    size, stops = opened.manifest.model.vocabulary, opened.manifest.tokens.eos
+    results = []
+    for tokens, width in ((narrow, size), (_Widened(tokenizer, size), WIDE)):
+        vocabulary = Vocabulary(tokens, width, stops)
+        started = perf_counter()
+        native = vocabulary.native
+        tables = perf_counter() - started
+        assert native.vocab_size == width
+        for number in range(rounds):
+            for name, (kind, definition, text) in FORMS.items():
+                row = _drive(Constraints(vocabulary), kind, definition, text)
+                head = {"form": name, "vocabulary": width, "round": number, "tables_s": tables}
+                results.append(head | row)
+    return results
+
+
+def _drive(constraints: Any, kind: Any, definition: Any, text: str) -> dict[str, Any]:
+    """Writes a text under a constraint, twice: what is learned the first time is kept."""
+    from flare.conversation import Constraint
+
+    vocabulary = constraints.vocabulary
+    words = (c_uint32 * vocabulary.words)()
+    address = addressof(words)
+    started = perf_counter()
+    compiled = constraints.compile(Constraint(kind, definition, "form"))
+    compiling = perf_counter() - started
+    figures = {"compile_ms": 1e3 * compiling}
+    for label in ("first", "again"):
+        mask = compiled.start(None)
+        rest, fills, accepts = text.encode(), [], []
+        while rest:
+            started = perf_counter()
+            mask.fill(address, vocabulary.words)
+            filled = perf_counter()
+            found = [t for t in vocabulary.leading(rest) if words[t // 32] >> t % 32 & 1]
+            token = max(found, key=lambda t: len(vocabulary.text(t)))
+            before = perf_counter()
+            mask.accept(token)
+            accepts.append(perf_counter() - before)
+            fills.append(filled - started)
+            rest = rest[len(vocabulary.text(token)) :]
+        figures[f"{label}_us"] = 1e6 * (sum(fills) + sum(accepts)) / len(fills)
+        figures[f"{label}_slowest_us"] = 1e6 * max(fills)
+    return figures
+
+
+class _Widened:
+    """A tokenizer with made-up words behind its own, always the same."""
+
+    def __init__(self, tokenizer: Any, size: int) -> None:
+        self._tokenizer = tokenizer
+        self.special_ids = tokenizer.special_ids
+        self.encode_joined = tokenizer.encode_joined
+        self.token_to_id = tokenizer.token_to_id
+        random = Random(1)
+        known = {tokenizer.token_bytes(token) for token in range(size)}
+        words = sorted(word for word in known if len(word) > 1 and word.isalpha())
+        self._more: list[bytes] = []
+        while size + len(self._more) < WIDE:
+            word = random.choice(words) + random.choice(words)[: random.randint(1, 6)]
+            if word not in known:
+                known.add(word)
+                self._more.append(word)
+        self._size = size
+
+    def token_bytes(self, token: int) -> bytes:
+        return self._tokenizer.token_bytes(token) if token < self._size else self._more[token - self._size]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.masks", description=__doc__.splitlines()[0])
+    parser.add_argument("core", type=Path)
+    parser.add_argument("--rounds", type=int, default=5)
+    arguments = parser.parse_args()
+    machine.wait_for_quiet()
+    rows = measure(arguments.core, arguments.rounds)
+    for width in sorted({row["vocabulary"] for row in rows}):
+        some = [row for row in rows if row["vocabulary"] == width]
+        print(f"  {width} tokens, tables {some[0]['tables_s']:.2f} s")
+        for form in FORMS:
+            own = [row for row in some if row["form"] == form]
+            names = ("compile_ms", "first_us", "first_slowest_us", "again_us")
+            print(f"    {form:26}", " ".join(f"{name} {median(row[name] for row in own):.1f}" for name in names))
+
+
+if __name__ == "__main__":
+    main()
