@@ -40,7 +40,7 @@ class FlatFormat(JsonSchema, kw_only=True):
     type: str
 
 
-class StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+class OutputForm(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """vLLM's field: exactly one of `json`, `json_object`, `regex`, `choice` and `grammar`."""
 
     json: Any = None
@@ -69,7 +69,7 @@ class FormatFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """The fields of the request itself that bound an answer; `response_format` is of Chat Completions and Completions."""
 
     grammar: str | None = None
-    structured_outputs: StructuredOutputs | None = None
+    structured_outputs: OutputForm | None = None
 
 
 def asked_constraint(fields: Any, format: Format | FlatFormat | None, field: str, **others: Any) -> Constraint | None:
@@ -130,7 +130,7 @@ def _grammar(text: str | None, field: str) -> Constraint | None:
     return Constraint("lark", text, field)
 
 
-def _structured_outputs(asked: StructuredOutputs | None) -> Constraint | None:
+def _structured_outputs(asked: OutputForm | None) -> Constraint | None:
     if asked is None:
         return None
     field = "structured_outputs"

@@ -153,7 +153,7 @@ CHAT = Kind(
     "Chat",
     [chat.ChatRequest],
     refused={
-        "StructuredOutputs": formats.UNBUILT_OPTIONS,
+        "OutputForm": formats.UNBUILT_OPTIONS,
         "ChatRequest": chat.UNBUILT,
         "ChatMessage": chat_messages.UNBUILT_MESSAGE,
         "ContentPart": chat_messages.UNBUILT_PART,
@@ -191,7 +191,7 @@ CHAT = Kind(
 COMPLETION = Kind(
     "Completion",
     [completions.CompletionRequest],
-    refused={"StructuredOutputs": formats.UNBUILT_OPTIONS, "CompletionRequest": completions.UNBUILT},
+    refused={"OutputForm": formats.UNBUILT_OPTIONS, "CompletionRequest": completions.UNBUILT},
     inert=shared.INERT,
     narrow={
         **FORMS,
@@ -211,7 +211,7 @@ MESSAGES = Kind(
     "Messages",
     [messages_fields.MessagesRequest, messages_fields.CountRequest],
     refused={
-        "StructuredOutputs": formats.UNBUILT_OPTIONS,
+        "OutputForm": formats.UNBUILT_OPTIONS,
         "MessagesRequest": messages_fields.UNBUILT,
         "CountRequest": messages_fields.UNBUILT,
         "InputTool": messages_fields.UNBUILT_TOOL,
@@ -247,7 +247,7 @@ RESPONSES = Kind(
         responses_fields.SelectedTool,
     ],
     refused={
-        "StructuredOutputs": formats.UNBUILT_OPTIONS,
+        "OutputForm": formats.UNBUILT_OPTIONS,
         "ResponsesRequest": responses_fields.UNBUILT,
         "ReasoningFields": responses_fields.UNBUILT_REASONING,
         "TextFields": responses_fields.UNBUILT_TEXT,
