@@ -39,10 +39,13 @@ class Vocabulary:
 
     @property
     def native(self) -> LLTokenizer:
-        """llguidance's tables."""
+        """llguidance's tables. Whoever asks first makes all others too: the engine's thread never has to."""
         with self._making:
             if self._native is None:
-                self._native = self._make()
+                made = self._make()
+                for table in ("unstopped", "breaks", "_ordered"):
+                    getattr(self, table)
+                self._native = made
             return self._native
 
     def text(self, token: int) -> bytes:

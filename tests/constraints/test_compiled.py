@@ -166,6 +166,7 @@ def test_tables_are_made_once_by_threads_at_the_same_time() -> None:
     for thread in threads:
         thread.join()
     assert len(found) == 4 and all(tables is found[0] for tables in found)
+    assert {"unstopped", "breaks", "_by_text", "_ordered"} <= vars(vocabulary).keys(), "no mask has to make them"
 
 
 def test_a_model_without_an_end_has_no_answers_of_a_form() -> None:
