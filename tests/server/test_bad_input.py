@@ -87,8 +87,8 @@ NO_REQUESTS = {
     "a raw line break": b'{"model": "a\nb"}',
     "a wrong escape": rb'{"model": "\x41"}',
     "arrays without end": b"[" * 100_000,
-    "objects without end": b'{"grammar": ' + b'{"a":' * 100_000,
-    "a deep value": b'{"grammar": {"a": ' + b"[" * 50_000 + b"]" * 50_000 + b"}}",
+    "objects without end": b'{"chat_template_kwargs": ' + b'{"a":' * 100_000,
+    "a deep value": b'{"chat_template_kwargs": {"a": ' + b"[" * 50_000 + b"]" * 50_000 + b"}}",
 }
 
 
@@ -101,7 +101,7 @@ def test_what_is_no_request_at_all(server: Process, path: str) -> None:
     for size in range(1, len(good)):
         check_refused(server, path, good[:size], None)
     for literal in ("NaN", "Infinity", "-Infinity", "nan", "01", "+1", ".5", "1.", "0x1", "1e", "--1", "True"):
-        body = merged(path, f'"grammar": {{"k": {literal}}}')
+        body = merged(path, f'"chat_template_kwargs": {{"k": {literal}}}')
         assert "body" in check_refused(server, path, body, None), literal
 
 
