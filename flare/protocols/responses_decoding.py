@@ -11,7 +11,7 @@ from flare.errors import RequestError
 from flare.logprobs import LogprobsWanted
 from flare.protocols.fields import refuse_unbuilt
 from flare.protocols.logprob_fields import wanted
-from flare.protocols.refusals import foreign_type, no_tools, not_one_of, required, shown, unsupported
+from flare.protocols.refusals import foreign_type, no_tools, not_one_of, required, shown
 from flare.protocols.responses_fields import (
     MAX_METADATA,
     MAX_METADATA_NAME,
