@@ -15,9 +15,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from benchmarks import cold_start, contestants, machine, prompts, report, sampling, serving, steps
+from benchmarks import cold_start, contestants, machine, masks, prompts, report, sampling, serving, steps
 
-PARTS = ("steps", "neighbour", "sampling", "prompts", "serving", "cold_start")
+PARTS = ("steps", "neighbour", "sampling", "masks", "prompts", "serving", "cold_start")
 FORMATS = ("q4_1", "q4_0", "q8_0")
 
 
@@ -84,6 +84,10 @@ def run_sampling(arguments: argparse.Namespace, files: dict[str, tuple[Path, Pat
     return sampling.compare(arguments.rounds)
 
 
+def run_masks(arguments: argparse.Namespace, files: dict[str, tuple[Path, Path]]) -> list[dict[str, Any]]:
+    return masks.compare(files["q4_1"][1], arguments.threads, arguments.rounds)
+
+
 def run_prompts(arguments: argparse.Namespace, files: dict[str, tuple[Path, Path]]) -> list[dict[str, Any]]:
     return prompts.compare(files["q4_1"][1], arguments.rounds)
 
@@ -100,6 +104,7 @@ PART_RUNNERS = {
     "steps": run_steps,
     "neighbour": run_neighbour,
     "sampling": run_sampling,
+    "masks": run_masks,
     "prompts": run_prompts,
     "serving": run_serving,
     "cold_start": run_cold_start,
@@ -158,6 +163,7 @@ TITLES = {
     "steps": "Steps, without a server",
     "neighbour": "One busy process beside it",
     "sampling": "Choosing and scoring tokens, a row",
+    "masks": "Masks of constrained answers",
     "prompts": "A long conversation to token ids",
     "serving": "Servers under load",
     "cold_start": "Process start to first token",

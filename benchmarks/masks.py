@@ -2,7 +2,8 @@
 
     python -m benchmarks.masks CORE
 
-The larger vocabulary is the core's own with made-up words added, as wide as Qwen's.
+The larger vocabulary is the core's own with made-up words added, as wide as Qwen's. A decode step of the core, of one row, is
+measured beside it: a mask is a share of that.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
-from benchmarks import machine
+from benchmarks import machine, report
 
 WIDE = 151_936
 """Tokens of the larger vocabulary."""
@@ -51,6 +52,28 @@ FORMS: dict[str, tuple[str, Any, str]] = {
     "a regular expression": ("regex", r"[A-Z]{2}-[0-9]{4}( [a-z]+){1,20}", "AB-1234 the quick brown fox jumps over it"),
 }
 """A name, the kind and definition of a constraint, and a text of it."""
+
+
+def compare(core: Path, threads: int, rounds: int) -> list[dict[str, Any]]:
+    """As `measure`, with the core's decode step of one row in each row, and the share that others had of the machine."""
+    machine.wait_for_quiet()
+    load = machine.ForeignLoad()
+    step = decode_step(core, threads)
+    return [row | {"step_us": step, "foreign": load.share()} for row in measure(core, rounds)]
+
+
+def decode_step(core: Path, threads: int) -> float:
+    """Returns the microseconds of a greedy decode step of one row, the median of many behind a prompt of 128 tokens."""
+    from benchmarks.step_flare import Flare
+
+    side = Flare(core, threads)
+    token, taken = side.prefill(list(range(100, 228)), 0), []
+    for position in range(128, 328):
+        started = perf_counter()
+        (token,) = side.decode([token], position)
+        taken.append(perf_counter() - started)
+    side.replay.close()
+    return 1e6 * median(taken)
 
 
 def measure(core: Path, rounds: int) -> list[dict[str, Any]]:
@@ -134,17 +157,10 @@ class _Widened:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.masks", description=__doc__.splitlines()[0])
     parser.add_argument("core", type=Path)
+    parser.add_argument("--threads", type=int, default=2, help="of the decode step")
     parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args()
-    machine.wait_for_quiet()
-    rows = measure(arguments.core, arguments.rounds)
-    for width in sorted({row["vocabulary"] for row in rows}):
-        some = [row for row in rows if row["vocabulary"] == width]
-        print(f"  {width} tokens, tables {some[0]['tables_s']:.2f} s")
-        for form in FORMS:
-            own = [row for row in some if row["form"] == form]
-            names = ("compile_ms", "first_us", "first_slowest_us", "again_us")
-            print(f"    {form:26}", " ".join(f"{name} {median(row[name] for row in own):.1f}" for name in names))
+    print(report.masks(compare(arguments.core, arguments.threads, arguments.rounds)))
 
 
 if __name__ == "__main__":

@@ -59,6 +59,16 @@ def test_prompts_are_compared_within_a_round() -> None:
     assert report.prompts(rows).splitlines()[-1] == "| 3 | 30 | 150 | 500 | **3.00** (2.00-4.00) |"
 
 
+def test_a_mask_is_a_share_of_the_core_s_own_decode_step() -> None:
+    figures = {"form": "any object", "compile_ms": 1.25, "first_us": 90.4, "first_slowest_us": 800.0, "step_us": 2000.0}
+    rows = [figures | {"vocabulary": 10, "again_us": us} for us in (10.0, 50.0, 60.0)]
+    rows.append(figures | {"vocabulary": 30, "again_us": 70.0})
+    assert report.masks(rows).splitlines()[2:] == [
+        "| any object | 10 | 1.2 | 90 | 800 | 50 | 2.5% |",
+        "| any object | 30 | 1.2 | 90 | 800 | 70 |  |",
+    ]
+
+
 def test_sampling_s_medians_stand_under_their_vocabulary() -> None:
     rows = [
         {"vocabulary": size, "setting": setting, "round": number, "us": us * size + number}
