@@ -40,7 +40,7 @@ $(CORE)/core.json: $(VENV)/.export $(shell find ignition recipes flare/core -nam
 	$(BIN)/ignition export smollm2 -o $(CORE)
 
 test: $(VENV)/.test
-	OMP_NUM_THREADS=$(THREADS) $(BIN)/python -m pytest -q -rs --durations=10
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rs --durations=10 -n $(THREADS) --dist loadfile
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .

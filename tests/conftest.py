@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import importlib.util
 import os
 import shutil
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import hypothesis
@@ -33,15 +35,26 @@ def smollm2_gguf() -> Path:
     return next(Path(package.origin).parent.glob("*.gguf"))
 
 
+def once(tmp_path_factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
+    """Returns a directory that the first of all test processes makes, while the others wait."""
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent  # of all workers
+    path = folder / name
+    with open(folder / f"{name}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not path.exists():
+            make(path)
+    return path
+
+
 @pytest.fixture(scope="session")
 def smollm2_core(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A core of SmolLM2 with its weights as shipped (q4), exported once a session. Read only."""
     from ignition.export import export_core
     from ignition.options import Options
 
-    directory = tmp_path_factory.mktemp("cores") / "smollm2"
-    export_core("smollm2", directory, Options())
-    return directory
+    return once(tmp_path_factory, "smollm2", lambda path: export_core("smollm2", path, Options()))
 
 
 @pytest.fixture(scope="session")
@@ -52,9 +65,7 @@ def tiny_core(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from tests.support.checkpoints import make_checkpoint
 
     checkpoint = make_checkpoint(tmp_path_factory.mktemp("checkpoints") / "tiny", "llama")
-    directory = tmp_path_factory.mktemp("cores") / "tiny"
-    export_core(str(checkpoint), directory, Options())
-    return directory
+    return once(tmp_path_factory, "tiny", lambda path: export_core(str(checkpoint), path, Options()))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
