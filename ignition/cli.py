@@ -210,6 +210,9 @@ def validate(
     core: Annotated[Path, typer.Argument(metavar="CORE", help="A core directory.")],
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     junit: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write a JUnit XML report.")] = None,
+    numerics: Annotated[
+        bool, typer.Option("--numerics", help="Only what computes: weights, kernels, graphs and the oracle's replay.")
+    ] = False,
 ) -> None:
     """Accepts or refuses a core: every byte, every offset, the tokenizer, the template and the oracle's answers.
 
@@ -217,7 +220,7 @@ def validate(
     """
     from ignition.validate import validate_core
 
-    result = validate_core(core)
+    result = validate_core(core, numerics=numerics)
     if junit is not None:
         result.write_junit(junit)
     typer.echo(result.json() if json else result.text())

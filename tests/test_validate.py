@@ -47,6 +47,12 @@ def test_a_good_core_is_accepted(core: Path) -> None:
     assert json.loads(result.json())["accepted"] is True
 
 
+def test_numerics_leave_the_text_out(core: Path) -> None:
+    result = validate_core(core, numerics=True)
+    assert [check.name for check in result.checks] == ["structure", "weights", "libraries", "graphs", "oracle"]
+    assert result.exit_code == 0 and "equal to the bit" in result.text()
+
+
 def test_the_command_reports_to_ci_and_needs_no_torch(core: Path, tmp_path: Path) -> None:
     blocked = tmp_path / "blocked"
     for name in ("torch", "transformers", "triton"):
