@@ -124,8 +124,9 @@ class Generator:
         await incoming.send(bytes_reply(body, headers=request_id(response)))
 
     async def _encode(self, endpoint: GenerationEndpoint, response: Response, collected: Collected) -> bytes:
-        """Returns the body of a complete answer. One with the log probabilities of prompts may be long: a worker makes it."""
-        if response.decoded.generation.prompt_logprobs is None:
+        """Returns the body of a complete answer. One with log probabilities may be long: a worker makes it."""
+        generation = response.decoded.generation
+        if generation.logprobs is None and generation.prompt_logprobs is None:
             return endpoint.encode(response, collected)
         return await self.workers.run(partial(endpoint.encode, response, collected))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import math
+import threading
 from collections.abc import Iterator, Sequence
 from ctypes import c_float
 from typing import Any
@@ -12,7 +13,10 @@ from typing import Any
 import pytest
 
 from flare.output import OutputSyntax
+from flare.protocols.chat import ChatCompletions
+from flare.protocols.completions import Completions
 from flare.protocols.logprob_fields import MAX_PROMPT_VALUES
+from flare.protocols.responses import Responses
 from tests.support.live_server import EOS, IM_END, IM_START, VOCABULARY, LiveServer, events, reply
 
 CHAT, RAW, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"
@@ -490,3 +494,19 @@ def test_a_single_token_that_continues_an_answer() -> None:
         (entry,) = answer["choices"][0]["logprobs"]["content"]
         values = wanted(answer["prompt_token_ids"])
         assert [top["logprob"] for top in entry["top_logprobs"]] == [values[token] for token in likeliest(values, 20)]
+
+
+@pytest.mark.parametrize("path", ROUTES)
+def test_an_answer_with_log_probabilities_is_written_off_the_event_loop(
+    server: LiveServer, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind = {CHAT: ChatCompletions, RAW: Completions, RESPONSES: Responses}[path]
+    encode, threads = kind.encode, []
+
+    def watched(endpoint: Any, response: Any, collected: Any) -> bytes:
+        threads.append(threading.current_thread().name)
+        return encode(endpoint, response, collected)
+
+    monkeypatch.setattr(kind, "encode", watched)
+    ask(server, path)
+    assert len(threads) == 1 and threads[0].startswith("flare-frontend")
