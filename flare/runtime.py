@@ -68,6 +68,12 @@ class Prepared:
     def prompt_tokens(self) -> int:
         return sum(len(prompt) for prompt in self.prompts)
 
+    def reply_tokens(self, context: int) -> int:
+        """Returns how many tokens all choices together may generate in a context of so many tokens."""
+        pairs = zip(self.prompts, self.limits, strict=True)
+        rooms = ((context - len(prompt), limit) for prompt, limit in pairs)
+        return self.request.n * sum(room if limit is None else min(room, limit) for room, limit in rooms)
+
     @property
     def choices(self) -> int:
         return len(self.prompts) * self.request.n

@@ -20,7 +20,7 @@ from flare.core.sampling import VALID
 from flare.http.codings import MAX_MEMBERS, MAX_WINDOW_BYTES
 from flare.output import FORMATS
 from flare.protocols.fields import INERT, MAX_STOP_BYTES, MAX_STOP_SEQUENCE, MAX_STOP_STRINGS, MAX_TOKEN_STOPS
-from flare.protocols.logprob_fields import MAX_PROMPT_VALUES
+from flare.protocols.logprob_fields import MAX_PROMPT_VALUES, MAX_VALUES
 from flare.protocols.thinking import MAX_VARIABLE_NESTING, MAX_VARIABLES_BYTES
 from flare.runtime import MAX_CHOICES, Runtime
 from flare.served import GREEDY_BELOW
@@ -174,7 +174,7 @@ def test_limits(repository: Path) -> None:
         *(settings.body_silence_s, settings.body_total_s, settings.max_requests, MAX_CHOICES, max_waiting),
         *(MAX_STOP_STRINGS, MAX_STOP_BYTES, MAX_TOKEN_STOPS, MAX_STOP_SEQUENCE),
         *(MAX_VARIABLES_BYTES, MAX_VARIABLE_NESTING),
-        *(settings.max_body_bytes, MAX_EXPLICIT_IDS, MAX_PROMPT_VALUES, MAX_CHARS, MAX_STEPS),
+        *(settings.max_body_bytes, MAX_EXPLICIT_IDS, MAX_PROMPT_VALUES, MAX_VALUES, MAX_CHARS, MAX_STEPS),
         *(settings.keepalive_comment_s, settings.shutdown_s),
     ]
     cells = rows(text)

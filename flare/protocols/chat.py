@@ -139,10 +139,9 @@ class ChatCompletions:
             observations,
         )
 
-    def admit(self, prompt_tokens: int, decoded: Decoded, model: ServedModel) -> None:
-        """Takes any prompt that fits the context, which bounds the answer; one that is scored has a limit of its own."""
-        # Its choices share one list.
-        logprob_fields.check_size(prompt_tokens, 1, decoded.generation.prompt_logprobs, "prompt_logprobs")
+    def admit(self, prompt_tokens: int, reply_tokens: int, decoded: Decoded, model: ServedModel) -> None:
+        """Takes any prompt that fits the context, which bounds the answer; log probabilities have limits of their own."""
+        logprob_fields.check_size(decoded.generation, prompt_tokens, reply_tokens)  # its choices share one list
 
     def encode(self, response: Response, collected: Collected) -> bytes:
         outcomes = collected.outcomes()

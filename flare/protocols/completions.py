@@ -101,11 +101,11 @@ class Completions:
             echo=request.echo or False,
         )
 
-    def admit(self, prompt_tokens: int, decoded: Decoded, model: ServedModel) -> None:
-        """Takes any prompt that fits the context, which bounds the answer; those that are scored have a limit of their own."""
+    def admit(self, prompt_tokens: int, reply_tokens: int, decoded: Decoded, model: ServedModel) -> None:
+        """Takes any prompt that fits the context, which bounds the answer; log probabilities have limits of their own."""
         generation = decoded.generation
         field = "prompt_logprobs" if generation.logprobs is None or not decoded.echo else "echo"
-        logprob_fields.check_size(prompt_tokens, generation.n, generation.prompt_logprobs, field)
+        logprob_fields.check_size(generation, prompt_tokens * generation.n, reply_tokens, field)
 
     def encode(self, response: Response, collected: Collected) -> bytes:
         outcomes = collected.outcomes()

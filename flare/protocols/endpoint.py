@@ -112,8 +112,9 @@ class GenerationEndpoint(Protocol):
 
     def decode(self, body: bytes | bytearray, model: ServedModel) -> Decoded: ...
 
-    def admit(self, prompt_tokens: int, decoded: Decoded, model: ServedModel) -> None:
-        """Raises RequestError when the request, now that its prompt is in tokens, does not fit the protocol's rules."""
+    def admit(self, prompt_tokens: int, reply_tokens: int, decoded: Decoded, model: ServedModel) -> None:
+        """Raises RequestError when the request, now that its prompts are in tokens, does not fit the protocol's rules.
+        `reply_tokens` is how many all its choices together may generate."""
 
     def encode(self, response: Response, collected: Collected) -> bytes: ...
 

@@ -7,6 +7,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from flare.conversation import GenerationRequest
 from flare.core.manifest import MAX_ALTERNATIVES, MAX_EXPLICIT_IDS
 from flare.errors import RequestError
 from flare.logprobs import LogprobsWanted
@@ -17,6 +18,10 @@ Alternatives = Annotated[int, Meta(ge=0, le=MAX_ALTERNATIVES)]
 MAX_PROMPT_VALUES = 1 << 20
 """Log probabilities of prompts in all choices of a request: a token's own and its alternatives. An answer has about 80 bytes
 for each."""
+
+MAX_VALUES = 1 << 22
+"""Log probabilities that a request may ask for in all, those of prompts included; each token's own counts as one more. So 20
+alternatives of a reply of 131072 tokens pass."""
 
 AGAIN = "export the core again with this version"
 
@@ -90,11 +95,22 @@ def prompt_wanted(alternatives: int | None, model: ServedModel, *, stream: bool)
     return alternatives
 
 
-def check_size(prompt_tokens: int, n: int, alternatives: int | None, field: str) -> None:
-    """Raises RequestError for more log probabilities of prompts than an answer may have."""
-    if alternatives is None:
+def check_size(
+    generation: GenerationRequest, prompt_tokens: int, reply_tokens: int, prompt_field: str = "prompt_logprobs"
+) -> None:
+    """Raises RequestError for more log probabilities than an answer may have: of so many tokens of prompts, each counted as
+    often as it is shown, and of as many as all choices may generate. `prompt_field` is what asks for the former."""
+    values = 0
+    if generation.prompt_logprobs is not None:
+        values = prompt_tokens * (generation.prompt_logprobs + 1)
+        if values > MAX_PROMPT_VALUES:
+            text = f"{prompt_field}: {values} log probabilities of prompts in all choices, the limit is {MAX_PROMPT_VALUES}"
+            raise RequestError(f"{text}; send shorter prompts, or ask for fewer alternatives", param=prompt_field)
+    wanted = generation.logprobs
+    if wanted is None:
         return
-    values = prompt_tokens * (alternatives + 1) * n
-    if values > MAX_PROMPT_VALUES:
-        text = f"{field}: {values} log probabilities of prompts in all choices, the limit is {MAX_PROMPT_VALUES}"
-        raise RequestError(f"{text}; send shorter prompts, or ask for fewer alternatives", param=field)
+    values += reply_tokens * ((len(wanted.ids) or wanted.alternatives) + 1)
+    if values > MAX_VALUES:
+        field = generation.max_tokens_field
+        text = f"{field}: up to {values} log probabilities in all choices, the limit is {MAX_VALUES}"
+        raise RequestError(f"{text}; ask for fewer tokens, alternatives or choices", param=field)

@@ -36,7 +36,7 @@ class Messages:
         request = decode_request(_decoder, body)
         return Decoded(generation=_generation(request, model, request.max_tokens), stream=request.stream or False)
 
-    def admit(self, prompt_tokens: int, decoded: Decoded, model: ServedModel) -> None:
+    def admit(self, prompt_tokens: int, reply_tokens: int, decoded: Decoded, model: ServedModel) -> None:
         """Raises RequestError when prompt and `max_tokens` together are over the context and the client can ask again.
 
         The words are those that clients of this protocol parse to do so. Where the context is almost full, it bounds the

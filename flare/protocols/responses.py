@@ -6,6 +6,7 @@ from typing import Any
 
 from flare.conversation import GenerationRequest
 from flare.errors import RequestError
+from flare.protocols import logprob_fields
 from flare.protocols.decoding import decode_body
 from flare.protocols.encoding import error_object
 from flare.protocols.endpoint import Collected, Decoded, Response, encode_json
@@ -73,8 +74,9 @@ class Responses:
         as_ids = request.return_tokens_as_token_ids or False
         return Decoded(generation=generation, stream=request.stream or False, tokens_as_ids=as_ids, details=members)
 
-    def admit(self, prompt_tokens: int, decoded: Decoded, model: ServedModel) -> None:
-        """Takes any prompt that fits the context, which bounds the answer."""
+    def admit(self, prompt_tokens: int, reply_tokens: int, decoded: Decoded, model: ServedModel) -> None:
+        """Takes any prompt that fits the context, which bounds the answer; log probabilities have a limit of their own."""
+        logprob_fields.check_size(decoded.generation, 0, reply_tokens)
 
     def encode(self, response: Response, collected: Collected) -> bytes:
         (outcome,) = collected.outcomes()

@@ -154,7 +154,7 @@ class Generator:
         model = self.runtime.model
         decoded = endpoint.decode(body(), model)
         prepared = self.runtime.prepare(decoded.generation)
-        endpoint.admit(prepared.prompt_tokens, decoded, model)
+        endpoint.admit(prepared.prompt_tokens, prepared.reply_tokens(model.context_length), decoded, model)
         if not decoded.echo:
             return Asked(decoded, prepared, [])
         echoed = self.runtime.prompt_texts(decoded.generation)

@@ -15,7 +15,7 @@ import pytest
 from flare.output import OutputSyntax
 from flare.protocols.chat import ChatCompletions
 from flare.protocols.completions import Completions
-from flare.protocols.logprob_fields import MAX_PROMPT_VALUES
+from flare.protocols.logprob_fields import MAX_PROMPT_VALUES, MAX_VALUES
 from flare.protocols.responses import Responses
 from tests.support.live_server import EOS, IM_END, IM_START, VOCABULARY, LiveServer, events, reply
 
@@ -460,6 +460,32 @@ def test_scores_are_bounded() -> None:
         assert error["param"] == "echo"
         fields = {"echo": True, "logprobs": 20, "prompt_logprobs": 0, "n": n + 1, "max_tokens": 0}
         assert refused(up, RAW, {"prompt": [1] * size, **fields})["param"] == "echo"
+
+
+@pytest.mark.parametrize("path", ROUTES)
+def test_log_probabilities_are_bounded(path: str) -> None:
+    """The longest reply that a request allows counts: its limit in all choices, or else the room behind its prompt."""
+    sizes = {"max_context": 1 << 17, "kv_pages": 1 << 13}
+    field = {CHAT: "max_completion_tokens", RAW: "max_completion_tokens", RESPONSES: "max_output_tokens"}[path]
+    alternatives = "logprobs" if path == RAW else "top_logprobs"
+    most = MAX_VALUES // 129
+    ids = {"logprob_token_ids": list(range(128))}
+    with live("x", model={"context_length": 1 << 17}, replay=sizes) as up:
+        assert ask(up, path, **{alternatives: 20})
+        assert ask(up, path, **{field: most}, **ids)
+        error = refused(up, path, ASK[path] | {field: most + 1} | ids)
+        assert error["param"] == field and f"{(most + 1) * 129} " in error["message"]
+        assert str(MAX_VALUES) in error["message"] and "fewer" in error["message"]
+        error = refused(up, path, ASK[path] | ids)
+        assert error["param"] == field
+        if path != RESPONSES:
+            assert refused(up, path, ASK[path] | {"n": 2, alternatives: 20})["param"] == field
+            assert ask(up, path, n=2, max_tokens=9, **{alternatives: 20})
+        if path == RAW:
+            echoed = {"echo": True, "prompt": [1] * 100, "logprobs": 0, "n": 64}
+            most = MAX_VALUES // 64 - 100
+            assert ask(up, path, **echoed, **{field: most}), "with those of the prompt as many as the limit"
+            assert refused(up, path, echoed | {field: most + 1})["param"] == field
 
 
 def test_a_client_that_goes_away_while_its_prompt_is_scored(server: LiveServer) -> None:

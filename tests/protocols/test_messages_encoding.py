@@ -279,7 +279,7 @@ def refused_room(prompt_tokens: int, max_tokens: int, context: int) -> str | Non
     model = make_model(context_length=context)
     decoded = Messages().decode(json.dumps(BODY | {"max_tokens": max_tokens}).encode(), model)
     try:
-        Messages().admit(prompt_tokens, decoded, model)
+        Messages().admit(prompt_tokens, 0, decoded, model)
     except RequestError as error:
         assert error.status == 400
         return message_error(error)["error"]["message"]
