@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from flare.conversation import Called, Event, Failed, Finished, Logprobed, Observed, Reasoning, Scored, Text
 from flare.logprobs import TokenLogprobs
@@ -76,28 +78,52 @@ class EntryLists:
         return None if entries is None else {"content": entry_list(self._spelling, entries)}
 
 
+class PromptColumns:
+    """The log probabilities of an echoed prompt, whose choices all show them: what comes at once is encoded once."""
+
+    def __init__(self, columns: Columns) -> None:
+        self._columns = columns
+        self._entries: Sequence[TokenLogprobs] | None = None
+        self._encoded = msgspec.Raw()
+
+    def encoded(self, entries: Sequence[TokenLogprobs]) -> msgspec.Raw:
+        """Returns the prompt's next arrays. The same object again is the same part, for another choice."""
+        if entries is not self._entries:
+            self._entries = entries
+            self._columns.add_prompt(entries)
+            self._encoded = msgspec.Raw(encode_json(self._columns.take()))
+        return self._encoded
+
+
 class ColumnLists:
-    """As `EntryLists`, for Completions: those of an echoed prompt come before the choice's own."""
+    """As `EntryLists`, for Completions: those of an echoed prompt come before the choice's own, in chunks of their own."""
 
     def __init__(self, response: Response) -> None:
         generation = response.decoded.generation
-        choices = generation.n * len(generation.prompts) if generation.logprobs is not None else 0
-        self._columns = [columns_of(response, choice) for choice in range(choices)]
+        choices = range(generation.n * len(generation.prompts) if generation.logprobs is not None else 0)
+        self._n = generation.n
+        self._columns = [columns_of(response, choice) for choice in choices]
+        self._prompts = [PromptColumns(columns_of(response, first)) for first in choices[:: self._n]]
+        self._parts: dict[int, msgspec.Raw] = {}
 
     def add(self, event: Logprobed) -> None:
         self._columns[event.choice].add(event.entries, event.offsets)
 
     def add_prompt(self, event: Scored) -> None:
-        self._columns[event.choice].add_prompt(event.entries)
+        self._columns[event.choice].leave_out_prompt()
+        self._parts[event.choice] = self._prompts[event.choice // self._n].encoded(event.entries)
 
     def due(self, choice: int) -> bool:
-        return bool(self._columns) and bool(self._columns[choice])
+        return choice in self._parts or (bool(self._columns) and bool(self._columns[choice]))
 
     def end(self, choice: int) -> None:
         if self._columns:
             self._columns[choice].begin()
 
-    def take(self, choice: int) -> dict[str, Any] | None:
+    def take(self, choice: int) -> Any:
+        part = self._parts.pop(choice, None)
+        if part is not None:
+            return part
         return self._columns[choice].take() if self.due(choice) else None
 
 
@@ -131,6 +157,7 @@ class ChunkEncoder:
         self.ends: list[Finished | None] = [None] * choices
         self.begun = [False] * choices
         self.prompt_due = [self.shows.ids and not format.chat] * choices
+        self.prompt_ids: dict[int, msgspec.Raw] = {}  # by the prompt's place: its choices all show them
         self.calls = [0] * choices
         self.observed: list[tuple[list[int], list[float]]] = [([], []) for _ in range(choices)]
         self.open = choices
@@ -274,12 +301,17 @@ class ChunkEncoder:
         members: dict[str, Any] = {}
         if self.prompt_due[index]:
             self.prompt_due[index] = False
-            members["prompt_token_ids"] = self.response.prompts[index // self.n]
+            members["prompt_token_ids"] = self._prompt_ids(index // self.n)
         ids, times = self.observed[index]
         if ids:
             self.observed[index] = ([], [])
             members |= self.shows.members(ids, times, self.response.arrived_at)
         return members
+
+    def _prompt_ids(self, place: int) -> msgspec.Raw:
+        if place not in self.prompt_ids:
+            self.prompt_ids[place] = msgspec.Raw(encode_json(self.response.prompts[place]))
+        return self.prompt_ids[place]
 
     def _usage_so_far(self) -> dict[str, Any]:
         reasoning = self.reasoned if self.format.chat else None

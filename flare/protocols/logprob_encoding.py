@@ -31,10 +31,14 @@ class Spelling:
         self._token_bytes = token_bytes
         self._as_ids = as_ids
         self._heads: dict[int, bytes] = {}
+        self._texts: dict[int, str] = {}
 
     def text(self, token: int) -> str:
         """A token's text; bytes that are no characters by themselves are U+FFFD."""
-        return self._token_bytes(token).decode("utf-8", "replace")
+        text = self._texts.get(token)
+        if text is None:
+            text = self._texts[token] = self._token_bytes(token).decode("utf-8", "replace")
+        return text
 
     def name(self, token: int) -> str:
         """A token's string in lists of tokens."""
@@ -110,6 +114,10 @@ class Columns:
             first, self._first = self._first, None
             self._add(self._spelling.name(first), None, None, 0)
             self._place = len(self._spelling.text(first))
+
+    def leave_out_prompt(self) -> None:
+        """Says that other columns have the prompt's tokens."""
+        self._first = None
 
     def add_prompt(self, entries: Iterable[TokenLogprobs]) -> None:
         """Takes the prompt's next tokens, from its second on."""

@@ -10,12 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from flare.conversation import Called, Event, Failed, Finished, Observed, Reasoning, Text, Timings, ToolCall
+from flare.conversation import Called, Event, Failed, Finished, Observed, Reasoning, Scored, Text, Timings, ToolCall
 from flare.errors import RequestError
+from flare.logprobs import TokenLogprobs
 from flare.output import OutputSyntax
 from flare.protocols.chat import ChatCompletions
 from flare.protocols.completions import Completions
 from flare.protocols.endpoint import Collected, Response
+from flare.protocols.logprob_encoding import Spelling
 from tests.support.live_server import events, make_model
 
 CHAT, RAW = ChatCompletions(), Completions()
@@ -219,6 +221,53 @@ def test_token_ids_of_completions_stand_in_their_choice() -> None:
         assert [c.get("prompt_token_ids") for c in own] == [choice["prompt_token_ids"]] + [None] * (len(own) - 1)
         assert sum((c.get("token_ids", []) for c in own), []) == choice["token_ids"]
         assert "".join(c["text"] for c in own) == choice["text"]
+
+
+@pytest.mark.parametrize("n", [1, 64])
+def test_the_scores_of_a_prompt_are_encoded_once_for_all_its_choices(n: int) -> None:
+    """The work grows with the prompts alone: 128 choices of one prompt held the event loop for seconds."""
+    model = make_model(max_top_logprobs=20, scores_prompts=True)
+    fields = {"prompt": ["abc", "de"], "n": n, "echo": True, "logprobs": 2, "stream": True, "return_token_ids": True}
+    written: list[int] = []
+
+    class Counted(Spelling):
+        def name(self, token: int) -> str:
+            written.append(token)
+            return super().name(token)
+
+    served = Response(
+        id="id-1",
+        created=7,
+        model=model,
+        decoded=RAW.decode(json.dumps(fields).encode(), model),
+        prompts=[list(b"abc"), list(b"de")],
+        echoed=["abc", "de"],
+        spelling=Counted(lambda token: bytes([token])),
+    )
+    scores = {
+        place: [TokenLogprobs(token, -1.0, 1, (token, 120), (-1.0, -2.0)) for token in text[1:]]
+        for place, text in enumerate((b"abc", b"de"))
+    }
+    encoder = RAW.stream(served)
+    parts = [scores[0][:1], scores[0][1:], scores[1]]
+    places = [0, 0, 1]
+    frames = [
+        encoder.encode(Scored(place * n + choice, part))
+        for place, part in zip(places, parts, strict=True)
+        for choice in range(n)
+    ]
+    chunks = [chunk["choices"][0] for chunk in events(b"".join(frames))]
+    assert [chunk["index"] for chunk in chunks] == [*range(n), *range(n), *range(n, 2 * n)]
+    for choice in range(2 * n):
+        shown = [chunk["logprobs"] for chunk in chunks if chunk["index"] == choice]
+        text = ["a", "b", "c"] if choice < n else ["d", "e"]
+        assert [token for one in shown for token in one["tokens"]] == text
+        assert [place for one in shown for place in one["text_offset"]] == list(range(len(text)))
+        ids = [
+            chunk["prompt_token_ids"] for chunk in chunks if chunk["index"] == choice and "prompt_token_ids" in chunk
+        ]
+        assert ids == [list("".join(text).encode())]
+    assert len(written) <= 20
 
 
 def test_a_failure_before_the_first_token_has_no_role() -> None:
