@@ -280,7 +280,8 @@ class Runtime:
         for index in range(prepared.choices):
             place = index // request.n
             prompt, limit = prepared.prompts[place], prepared.limits[place]
-            child = Request(next(self._ids), prompt, limit, prepared.sampling, index, prepared.stop_tokens)
+            sampling = prepared.sampling.advanced(index)
+            child = Request(next(self._ids), prompt, limit, sampling, stop_tokens=prepared.stop_tokens)
             decoder = partial(Detokenizer, self.tokenizer, previous=prompt[-1], hidden=hidden)
             stops = None if prepared.stops is None else StopMatcher(prepared.stops)
             if prepared.stop_sequences is not None:

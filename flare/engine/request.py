@@ -81,7 +81,7 @@ class Request:
     `max_new_tokens` counts reply tokens, at least 1. None leaves only the context as the limit, and is the way to ask
     for that: a number that ends just where the context does is reported as MAX_TOKENS. `stop_tokens` are the ids
     whose generation ends the reply, the model's own included unless the request ignores them; `stop_sequences` finds
-    sequences that do. `choice` numbers the replies to one prompt; it keys the draws together with the seed. `forced` may
+    sequences that do. `choice` keys the draws together with the seed. `forced` may
     put a token into the reply; where a grammar forbids it, it does not. `grammar` bounds what may be drawn. `logprobs` asks
     for the log probabilities of the reply's tokens, `score` for those of the prompt's, with so many alternatives each (0 to
     20); then `max_new_tokens` may be 0. `sink` is the caller's, the engine never looks at it.

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from ctypes import c_int32, sizeof
 from ctypes import memmove as copy_bytes
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from flare.core.sampling import VALID
 from flare.errors import RequestError
+
+SEEDS = 2**63
+"""How many seeds requests may send."""
 
 _RANGES = VALID | {"seed": (0, 2**64 - 1)}
 """Inclusive: within them the sampler's f32 arithmetic stays finite."""
@@ -37,6 +40,11 @@ class SamplingParams:
             value = getattr(self, name)
             if not low <= value <= high:  # NaN fails too
                 raise RequestError(f"{name} is {value}, it must be from {low} to {high}", param=name)
+
+    def advanced(self, index: int) -> SamplingParams:
+        """Returns what choice `index` of a request draws with: the first choice of one whose seed is so much greater does too.
+        Seeds go on at 0 behind the greatest that a request may send."""
+        return replace(self, seed=(self.seed + index) % SEEDS) if index else self
 
     @property
     def penalised(self) -> bool:

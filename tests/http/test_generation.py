@@ -342,7 +342,10 @@ def test_seeds_decide_draws() -> None:
         first = drawn(seed=7)
         assert drawn(seed=7) == first and drawn(seed=7, stream=False, user="u") == first
         assert first[0] != first[1]
-        assert drawn(seed=8) != first
+        assert drawn(seed=8, n=1) == [first[1]], "the seed goes on by the index of the choice"
+        four = drawn(seed=7, prompt=["x", "y"])
+        assert four[:2] == first and four[2:] == drawn(seed=9, prompt="y")
+        assert drawn(seed=2**63 - 1)[1] == drawn(seed=0, n=1)[0], "behind the greatest seed comes 0"
         assert drawn() != drawn()  # no seed: another one each time
         greedy = drawn(temperature=0)
         assert greedy[0] == greedy[1] == drawn(temperature=-1)[0] == drawn(seed=3, top_k=1)[0]

@@ -65,7 +65,7 @@ def make_model(**changes: Any) -> ServedModel:
         "thinking": NO_THINKING,
         "inline_system": False,
         "has_template": True,
-        "defaults": {"temperature": 0.0},
+        "defaults": {"temperature": 0.0, "seed": 0},
     }
     return ServedModel(**(values | changes))
 

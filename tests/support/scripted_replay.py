@@ -23,7 +23,8 @@ from flare.replay.cpu_interface import RowLogprobs
 from tests.support.reference_sampler import Draw, reference_sample
 
 Script = Callable[[tuple[int, ...], int], Sequence[int] | None]
-"""(prompt, choice) -> the reply's tokens, or None for the hash model, which also goes on after a reply's last token."""
+"""(prompt, choice) -> the reply's tokens, or None for the hash model, which also goes on after a reply's last token. The
+runtime counts choices in the seed: a small one stands for the choice."""
 
 
 RowLogits = Callable[[tuple[int, ...]], Sequence[float] | None]
@@ -274,7 +275,7 @@ class ScriptedReplay:
         forbidden = [t for t in range(self.limits.vocabulary) if not mask[t // 32] >> t % 32 & 1] if mask else []
         if self.script is not None:
             prompt, reply = self._row_ids[row][: params.prompt_len], self._row_ids[row][params.prompt_len :]
-            words = self.script(tuple(prompt), params.choice)
+            words = self.script(tuple(prompt), params.choice or (params.seed if params.seed < 2**16 else 0))
             if words is not None and len(reply) < len(words) and reply == list(words[: len(reply)]):
                 if words[len(reply)] not in forbidden:
                     return words[len(reply)]
