@@ -33,7 +33,7 @@ class RatedChoice(Choice):
             self._unreported += 1
             if self.answer.observe:
                 self._ids.append(token)
-            entries.add(entry, self.decoder.ahead(token))
+            entries.add(entry, *self.decoder.ahead(token))
             if self._pass_on_text(token, self.decoder.push(token)):
                 return
         if delivery.finished is None:

@@ -46,11 +46,11 @@ class Entries:
         self.shown = 0
         """Characters of answer text that went on to the client; the rest of it is held back by stops."""
 
-    def add(self, entry: TokenLogprobs | None, ahead: int | None) -> None:
-        """Takes the next token before the decoder does; `ahead` is what the decoder says of it. One without an entry has been
-        forced."""
+    def add(self, entry: TokenLogprobs | None, ahead: int, visible: bool) -> None:
+        """Takes the next token before the decoder does, with what the decoder says is `ahead` of its text. One without an entry
+        has been forced."""
         if entry is not None:
-            self._waiting.append(_Waiting(entry, self.length + (ahead or 0), ahead is not None))
+            self._waiting.append(_Waiting(entry, self.length + ahead, visible))
 
     def answer(self, end: int, size: int) -> None:
         """Takes `size` characters of answer text that end at a place."""

@@ -45,8 +45,8 @@ class Words:
     def __init__(self, *words: str) -> None:
         self.words = words
 
-    def ahead(self, token: int) -> int | None:
-        return 0 if self.words[token] else None
+    def ahead(self, token: int) -> tuple[int, bool]:
+        return 0, bool(self.words[token])
 
     def push(self, token: int) -> str:
         return self.words[token]
@@ -192,6 +192,16 @@ def test_tokens_without_text() -> None:
     assert (heard.tokens, heard.answers) == ([a, IM_START, b, EOS], [True, False, True, False])
     assert hear([[a], [IM_START], [b, b]], stop=("bb",)).tokens == [a, IM_START]
     assert hear([[a], [b, IM_START, b, a]], stop=("bb",)).tokens == [a]
+
+
+@pytest.mark.parametrize("stop", [(), ("x",)])
+def test_a_token_without_text_stands_behind_the_character_that_it_ends(stop: tuple[str, ...]) -> None:
+    """It shows that the character stays incomplete, and follows it in the text."""
+    heard = hear([[0xF0], [0x9F], [IM_START], [ord("a")], [EOS]], stop=stop)
+    assert heard.text == "\ufffda"
+    assert heard.offsets == [0, 0, 1, 1, 2]
+    assert heard.answers == [True, True, False, True, False]
+    assert hear([[0xF0, IM_START], [IM_START, 0xE2], [0x28]], stop=stop).offsets == [0, 1, 1, 1, 2]
 
 
 def test_a_forced_token_has_no_entry() -> None:

@@ -47,14 +47,16 @@ class Detokenizer:
                 return text
         return self._push(token_id)
 
-    def ahead(self, token_id: int) -> int | None:
-        """How many characters this token makes certain before the one that its first byte is part of: 1 where it shows that a
-        character will never be complete, else 0. None for a token without text."""
-        data = b"" if token_id in self._hidden else self._tokenizer.token_bytes(token_id)
-        if not data:
-            return None
+    def ahead(self, token_id: int) -> tuple[int, bool]:
+        """How many characters this token makes certain before its own, and whether it has any: 1 where it shows that one
+        will never be complete, else 0. Its own are those from the one on that its first byte is part of."""
         held = self._decoder.getstate()[0]
-        return len((held + data[:1]).decode("utf-8", "replace")) - 1 if held else 0
+        if token_id in self._hidden:
+            return (1 if held else 0), False  # what is held can only begin one character
+        data = self._tokenizer.token_bytes(token_id)
+        if not data:
+            return 0, False
+        return len((held + data[:1]).decode("utf-8", "replace")) - 1 if held else 0, True
 
     def flush(self) -> str:
         """The end of the text: U+FFFD for an incomplete character, else ""."""
