@@ -31,22 +31,24 @@ class Labels(NamedTuple):
 
 
 class LabelFinder:
-    """Finds labels behind prompts of one tokenizer, which end with a cue. Safe to use from several threads at once."""
+    """Finds labels behind prompts of one tokenizer, which end with a text that they share. Safe to use from several threads."""
 
-    def __init__(self, tokenizer: Tokenizer, cue: str) -> None:
+    def __init__(self, tokenizer: Tokenizer, shared: str) -> None:
         self._tokenizer = tokenizer
-        self._cue = cue
+        self._shared = shared
         self._found: dict[tuple[Rendered, int], Labels] = {}
 
     def find(self, rendered: Rendered, prompt: Sequence[int], count: int) -> Labels:
         """Returns the first `count` labels that are one token behind a prompt, whose tokens are given; fewer where there are no
-        more. The tokens are distinct, and none is a control token.
+        more, or where a prompt does not end as it would by itself. The tokens are distinct, and none is a control token.
 
         Each is tokenized behind the end of the prompt, from the last control token on: a tokenizer cuts its text there, so that
         what comes before has no effect. Where the request's own text follows it, in a template without such tokens, the end
-        begins with the cue; a label then changes none of the tokens from there on.
+        begins with what all prompts share; a label then changes none of the tokens from there on.
         """
         end = self._end(rendered, prompt)
+        if end is None:
+            return Labels((), ())
         key = (end, count)
         found = self._found.get(key)
         if found is None:
@@ -70,14 +72,28 @@ class LabelFinder:
             if tokens[:-1] == before and tokens[-1] not in self._tokenizer.control_ids:
                 yield spelling, tokens[-1]
 
-    def _end(self, rendered: Rendered, prompt: Sequence[int]) -> Rendered:
-        """Returns the prompt's end, or all of it where that does not end in the same tokens."""
+    def _end(self, rendered: Rendered, prompt: Sequence[int]) -> Rendered | None:
+        """Returns the prompt's end, None where it is not made of the prompt's last tokens.
+
+        The first tokens of the shared text may be others than in the prompt: many tokenizers put a space before any text. They
+        end in its first half.
+        """
         controls = self._tokenizer.controls.sequence(rendered.text)
-        begin = max(rendered.text.rfind(controls[-1]) if controls else -1, rendered.text.rfind(self._cue))
-        if begin >= 0:
+        shared = rendered.text.rfind(self._shared)
+        control = rendered.text.rfind(controls[-1]) if controls else -1
+        begins = [(control, 0)] if control > shared else []
+        if shared >= 0:
+            begins.append((shared, len(self._shared.encode()) // 2))
+        for begin, others in begins:
             text = rendered.text[begin:]
             end = rendered._replace(text=text, mark=rendered.mark if rendered.mark in text else "")
             tokens = self._tokenizer.encode_rendered(*end)
-            if list(prompt[len(prompt) - len(tokens) :]) == tokens:
+            same = 0
+            for token, other in zip(reversed(tokens), reversed(prompt), strict=False):
+                if token != other:
+                    break
+                same += 1
+            before = tokens[: len(tokens) - same]
+            if same and sum(len(self._tokenizer.token_bytes(token)) for token in before) <= others:
                 return end
-        return rendered
+        return None

@@ -47,7 +47,7 @@ class Compiler:
         self._model = model
         self._tokenizer = tokenizer
         self._template = template
-        self._finder = LabelFinder(tokenizer, CUE)
+        self._finder = LabelFinder(tokenizer, REPLY)
         self._usual: dict[int, tuple[str, ...]] = {}  # spellings that were found last, by their number
 
     def compile(self, inquiry: Inquiry) -> list[Read]:
@@ -87,9 +87,11 @@ class Compiler:
             self._model.check_room(len(prompt), inquiry.state_field)
             found = self._finder.find(rendered, prompt, wanted)
             most = min(len(found.tokens), self._model.explicit_ids)
-            if most < wanted:
+            if 0 < most < wanted:
                 text = f"{question.field}: {wanted} options, this model has labels for {most}; ask with fewer"
                 raise RequestError(text, param=question.field)
+            if not found.tokens:
+                break
             if found.spellings == spellings:
                 self._usual[wanted] = spellings
                 return Read(array("i", prompt), found.tokens)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from flare.errors import RequestError
 from flare.text.template import ChatTemplate
 from flare.text.tokenizer import Tokenizer
 from tests.support.live_server import BOS, TEMPLATE, byte_tokenizer, make_model
-from tests.text import families, oracles, templates
+from tests.text import families, oracles, samples, templates
 from tests.text.families.known import CONTROLS
 
 ALTERNATING = templates.STRICT
@@ -141,23 +142,58 @@ def test_labels_beyond_the_alphabet(template: str) -> None:
     assert all(f"\n{label}. option {index}\n" in said(read) for index, label in enumerate(labels))
 
 
-@pytest.mark.parametrize("template", [TEMPLATE, PLAIN])
-def test_the_work_on_labels_does_not_grow_with_the_state(template: str) -> None:
+INST = "{% for m in messages %}[INST] {{ m.content }} [/INST]{% endfor %}"
+"""Spelled out in tokenizers that do not know it, as Llama 2's and older Mistrals' are."""
+
+
+@pytest.mark.parametrize(
+    ("template", "tokenizer"),
+    [
+        (TEMPLATE, byte_tokenizer),
+        (PLAIN, byte_tokenizer),
+        (INST, lambda: Tokenizer(samples.prepending())),
+        (INST, lambda: Tokenizer(samples.metaspace("first"))),
+        (INST, lambda: Tokenizer(samples.metaspace("always"))),
+        (PLAIN, lambda: Tokenizer(samples.prepending())),
+        (TEMPLATE, lambda: Tokenizer(samples.unigram())),
+    ],
+)
+def test_the_work_on_labels_does_not_grow_with_the_state(template: str, tokenizer: Callable[[], Tokenizer]) -> None:
     """However long the state, labels are looked for behind the end of the prompt, and only once for prompts that end alike."""
-    tokenizer = byte_tokenizer()
-    compile = compiler(template, tokenizer).compile
+    made = tokenizer()
+    compile = compiler(template, made).compile
     encoded: list[int] = []
-    encode = tokenizer.encode_rendered
+    encode = made.encode_rendered
 
     def counted(text: str, mark: str = "") -> list[int]:
         encoded.append(len(text))
         return encode(text, mark)
 
-    tokenizer.encode_rendered = counted  # type: ignore[method-assign]
-    compile(inquiry(2, 2, 2, state="x" * 10_000))
-    assert sum(size > 10_000 for size in encoded) == 3 and sum(encoded) < 3 * 10_000 + 3_000
-    expected = tuple(map(ord, "ABC"))
-    assert compile(inquiry(3, state="Answer: <|im_end|> y"))[0].labels == expected
+    made.encode_rendered = counted  # type: ignore[method-assign]
+    reads = compile(inquiry(2, 2, 2, state="the dog " * 1250))
+    assert sum(size > 10_000 for size in encoded) <= 4 and sum(encoded) < 4 * 10_000 + 6_000
+    assert compile(inquiry(2, state="Answer: <|im_end|> y"))[0].labels == reads[0].labels
+
+
+@pytest.mark.parametrize("template", [INST, PLAIN, TEMPLATE])
+@pytest.mark.parametrize("scheme", ["prepending", "first", "always", "never"])
+def test_labels_of_sentencepiece_are_one_token_behind_the_whole_prompt(template: str, scheme: str) -> None:
+    base = samples.prepending() if scheme == "prepending" else samples.metaspace(scheme)
+    tokenizer = Tokenizer(base)
+    rendered: list[Any] = []
+    encode = tokenizer.encode_rendered
+
+    def noted(text: str, mark: str = "") -> list[int]:
+        rendered.append((text, mark))
+        return encode(text, mark)
+
+    tokenizer.encode_rendered = noted  # type: ignore[method-assign]
+    (read,) = compiler(template, tokenizer).compile(inquiry(20))
+    text, mark = max(reversed(rendered), key=lambda one: len(one[0]))
+    assert encode(text, mark) == read.prompt.tolist()
+    found = [encode(text + spelling, mark) for spelling in SPELLINGS]
+    single = {ids[-1] for ids in found if ids[:-1] == read.prompt.tolist()}
+    assert len(read.labels) == 20 and single >= set(read.labels)
 
 
 def test_control_tokens_are_no_labels() -> None:
