@@ -132,13 +132,20 @@ class ServedModel:
             limit = room if limit is None else min(limit, room)
         return limit
 
-    def check_room(self, prompt_tokens: int, prompt_field: str) -> None:
-        """Raises RequestError (context_full) when a prompt leaves no room for a reply."""
+    def check_room(self, prompt_tokens: int, prompt_field: str, *, question: bool = False) -> None:
+        """Raises RequestError (context_full) when a prompt, or a state with its `question`, leaves no room for a reply."""
         if prompt_tokens < self.context_length:
             return
+        what, remedy = (
+            ("state and question together are", "shorten them")
+            if question
+            else (
+                "the prompt is",
+                "compact or shorten " + ("the conversation" if prompt_field == "messages" else "the prompt"),
+            )
+        )
         raise RequestError(
-            f"the prompt is {prompt_tokens} tokens and the context holds {self.context_length}; compact or shorten "
-            + ("the conversation" if prompt_field == "messages" else "the prompt"),
+            f"{what} {prompt_tokens} tokens and the context holds {self.context_length}; {remedy}",
             param=prompt_field,
             code="context_full",
             extra={"flare_context": self.context(prompt_tokens)},

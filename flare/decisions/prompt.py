@@ -41,7 +41,7 @@ class Read(NamedTuple):
 
 
 class Compiler:
-    """Makes prompts of questions for one model. `compile` may be called from several threads at once."""
+    """Makes prompts of questions for one model. Safe to use from several threads at once, each result of `compile` by one."""
 
     def __init__(self, model: ServedModel, tokenizer: Tokenizer, template: ChatTemplate | None) -> None:
         self._model = model
@@ -50,16 +50,25 @@ class Compiler:
         self._finder = LabelFinder(tokenizer, REPLY)
         self._usual: dict[int, tuple[str, ...]] = {}  # spellings that were found last, by their number
 
-    def compile(self, inquiry: Inquiry) -> list[Read]:
-        """Returns every question of an inquiry, ready to be asked.
+    def compile(self, inquiry: Inquiry) -> Iterator[Read]:
+        """Yields every question of an inquiry, ready to be asked, when it is due: each takes the work of its whole prompt.
 
-        Raises RequestError where the core or its template cannot be asked, where a question has more options than there are
-        labels, and where a prompt does not fit the context.
+        Raises RequestError where the core or its template cannot be asked, or where a question has more options than the core
+        takes, before the first one; where there are fewer labels, or a prompt does not fit the context, in its place.
         """
-        variables = self._variables(inquiry)
-        return [self._read(inquiry, question, variables) for question in inquiry.questions]
+        variables = self._variables()
+        for question in inquiry.questions:
+            self._check_labels(question, self._model.explicit_ids)
+        for question in inquiry.questions:
+            yield self._read(inquiry, question, variables)
 
-    def _variables(self, inquiry: Inquiry) -> Mapping[str, Any]:
+    def _check_labels(self, question: Question, most: int) -> None:
+        wanted = len(question.options)
+        if most < wanted:
+            text = f"{question.field}: {wanted} options, this model has labels for {most}; ask with fewer"
+            raise RequestError(text, param=question.field)
+
+    def _variables(self) -> Mapping[str, Any]:
         """Returns the template's variables, after the checks of what the core has."""
         model = self._model
         if model.explicit_ids == 0:
@@ -84,14 +93,11 @@ class Compiler:
         for _ in range(ATTEMPTS):
             rendered = self._render(inquiry.state, question_text(question, spellings), variables)
             prompt = self._tokenizer.encode_rendered(*rendered)
-            self._model.check_room(len(prompt), inquiry.state_field)
+            self._model.check_room(len(prompt), inquiry.state_field, question=True)
             found = self._finder.find(rendered, prompt, wanted)
-            most = min(len(found.tokens), self._model.explicit_ids)
-            if 0 < most < wanted:
-                text = f"{question.field}: {wanted} options, this model has labels for {most}; ask with fewer"
-                raise RequestError(text, param=question.field)
             if not found.tokens:
                 break
+            self._check_labels(question, len(found.tokens))
             if found.spellings == spellings:
                 self._usual[wanted] = spellings
                 return Read(array("i", prompt), found.tokens)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from typing import NamedTuple
 from uuid import uuid4
@@ -21,15 +21,16 @@ from flare.service.generate import ID_HEADERS, Generator
 
 
 class Asked(NamedTuple):
-    """What a body asks for, and each of its questions ready to be asked."""
+    """What a body asks for, its first question ready to be asked, and the others, each compiled when it is taken."""
 
     inquiry: Inquiry
-    reads: list[Read]
+    first: Read
+    others: Iterator[Read]
 
 
 class Decider:
-    """Serves the endpoints of decisions with a generator's runtime, places and counters. On the event loop but for `_prepare`,
-    which the workers run."""
+    """Serves the endpoints of decisions with a generator's runtime, places and counters. On the event loop but for `_prepare`
+    and the compiling of questions, which the workers run."""
 
     def __init__(self, generator: Generator) -> None:
         self._generator = generator
@@ -63,18 +64,22 @@ class Decider:
 
     def _prepare(self, endpoint: DecisionEndpoint, body: Body) -> Asked:
         inquiry = endpoint.decode(body(), self._generator.runtime.model)
-        return Asked(inquiry, self._compiler.compile(inquiry))
+        reads = self._compiler.compile(inquiry)
+        return Asked(inquiry, next(reads), reads)
 
     async def _answer(self, endpoint: DecisionEndpoint, asked: Asked, arrived_at: float) -> bytes:
-        """Asks every question, and returns the encoded answer."""
+        """Asks every question, and returns the encoded answer. A worker compiles the next one when it is due, so that nothing is
+        done for a reader that has gone."""
         inquiry, distributions = asked.inquiry, []
         prompt = cached = generated = 0
-        for read in asked.reads:
+        read: Read | None = asked.first
+        while read is not None:
             distribution, end = await self._ask(read, inquiry.state_field, arrived_at)
             distributions.append(distribution)
             prompt += end.prompt_tokens
             cached += end.cached_tokens
             generated += end.completion_tokens
+            read = await self._generator.workers.run(partial(next, asked.others, None))
         usage = Usage(prompt, cached, generated)
         return endpoint.encode(inquiry, distributions, usage, self._generator.runtime.model)
 

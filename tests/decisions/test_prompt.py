@@ -67,10 +67,10 @@ def test_the_prompt() -> None:
 
 def test_questions_of_a_request_share_the_beginning_of_their_prompts() -> None:
     """So that a cache of prefixes has the state once; and no question knows of another."""
-    reads = compiler().compile(inquiry(2, 3, 1, state="x" * 100))
+    reads = list(compiler().compile(inquiry(2, 3, 1, state="x" * 100)))
     common = "\0user\n" + "x" * 100 + "\0\n\0user\nWhich?\n\nA. option 0\n"
     assert all(said(read).startswith(common) for read in reads)
-    assert reads[1] == compiler().compile(inquiry(3, state="x" * 100))[0]
+    assert reads[1] == next(compiler().compile(inquiry(3, state="x" * 100)))
 
 
 def test_a_template_that_wants_turns_to_alternate_gets_one() -> None:
@@ -170,9 +170,9 @@ def test_the_work_on_labels_does_not_grow_with_the_state(template: str, tokenize
         return encode(text, mark)
 
     made.encode_rendered = counted  # type: ignore[method-assign]
-    reads = compile(inquiry(2, 2, 2, state="the dog " * 1250))
+    reads = list(compile(inquiry(2, 2, 2, state="the dog " * 1250)))
     assert sum(size > 10_000 for size in encoded) <= 4 and sum(encoded) < 4 * 10_000 + 6_000
-    assert compile(inquiry(2, state="Answer: <|im_end|> y"))[0].labels == reads[0].labels
+    assert next(compile(inquiry(2, state="Answer: <|im_end|> y"))).labels == reads[0].labels
 
 
 @pytest.mark.parametrize("template", [INST, PLAIN, TEMPLATE])
@@ -204,13 +204,13 @@ def test_control_tokens_are_no_labels() -> None:
 
 def test_too_many_options_for_the_labels() -> None:
     with pytest.raises(RequestError, match=r"^criteria: 63 options, this model has labels for 62; ask with fewer$"):
-        compiler().compile(inquiry(63))
+        next(compiler().compile(inquiry(63)))
 
 
 def test_too_many_options_for_the_core() -> None:
     with pytest.raises(RequestError, match=r"^criteria: 5 options, this model has labels for 4; ask with fewer$"):
-        compiler(explicit_ids=4).compile(inquiry(5))
-    assert len(compiler(explicit_ids=4).compile(inquiry(4))) == 1
+        next(compiler(explicit_ids=4).compile(inquiry(5)))
+    assert len(list(compiler(explicit_ids=4).compile(inquiry(4)))) == 1
 
 
 def test_spellings_of_one_token_are_one_label() -> None:
@@ -224,7 +224,7 @@ def test_spellings_of_one_token_are_one_label() -> None:
     (read,) = compiler(tokenizer=tokenizer).compile(inquiry(36))
     assert len(set(read.labels)) == 36
     with pytest.raises(RequestError, match="labels for 36"):
-        compiler(tokenizer=tokenizer).compile(inquiry(37))
+        next(compiler(tokenizer=tokenizer).compile(inquiry(37)))
 
 
 def test_a_prompt_that_swallows_its_label_has_none() -> None:
@@ -246,27 +246,29 @@ def test_a_prompt_that_swallows_its_label_has_none() -> None:
 
 def test_a_core_without_named_log_probabilities_is_told_so() -> None:
     with pytest.raises(RequestError, match="takes no token ids for log probabilities.*export the core again") as caught:
-        compiler(explicit_ids=0).compile(inquiry(2))
+        next(compiler(explicit_ids=0).compile(inquiry(2)))
     assert caught.value.status == 400
 
 
 def test_a_core_without_a_template_is_told_so() -> None:
     with pytest.raises(RequestError, match="no chat template") as caught:
-        compiler(None).compile(inquiry(2))
+        next(compiler(None).compile(inquiry(2)))
     assert caught.value.status == 400
 
 
 def test_a_template_that_always_thinks_is_refused() -> None:
     with pytest.raises(RequestError, match="cannot switch thinking off") as caught:
-        compiler(thinking=ALWAYS).compile(inquiry(2))
+        next(compiler(thinking=ALWAYS).compile(inquiry(2)))
     assert caught.value.status == 400
     with pytest.raises(RequestError, match="cannot switch thinking off"):
-        compiler(opens_reasoning=True).compile(inquiry(2))
+        next(compiler(opens_reasoning=True).compile(inquiry(2)))
 
 
 def test_a_state_that_does_not_fit() -> None:
-    with pytest.raises(RequestError, match="the context holds 100; compact or shorten the prompt") as caught:
-        compiler(context_length=100).compile(inquiry(2))
+    with pytest.raises(
+        RequestError, match="^state and question together are 1[0-9]+ tokens and the context holds 100; shorten them$"
+    ) as caught:
+        next(compiler(context_length=100).compile(inquiry(2)))
     assert caught.value.code == "context_full" and caught.value.param == "state"
     assert caught.value.extra["flare_context"]["context_length"] == 100
 

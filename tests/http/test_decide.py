@@ -13,6 +13,7 @@ import pytest
 
 from flare.api import InProcess
 from flare.config import ServerSettings
+from flare.decisions.prompt import Compiler
 from tests.decisions.served import Asked, deciding, logits_of
 from tests.support.live_server import EOS, LiveServer
 
@@ -193,8 +194,18 @@ def received(connection: socket.socket) -> bytes:
 
 @pytest.mark.parametrize("path", BODIES)
 @pytest.mark.parametrize("done", range(3))
-def test_a_client_that_leaves_ends_its_question_and_no_other_is_asked(path: str, done: int) -> None:
+def test_a_client_that_leaves_ends_its_question_and_no_other_is_asked(
+    path: str, done: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor is another compiled."""
     server, asked = deciding(WEIGHTS)
+    read, compiled = Compiler._read, []
+
+    def counted(compiler: Compiler, inquiry: Any, question: Any, variables: Any) -> Any:
+        compiled.append(question)
+        return read(compiler, inquiry, question, variables)
+
+    monkeypatch.setattr(Compiler, "_read", counted)
     with server:
         server.replay.pause()
         connection = connect(server, path)
@@ -207,9 +218,28 @@ def test_a_client_that_leaves_ends_its_question_and_no_other_is_asked(path: str,
         server.replay.resume()
         server.idle()
         metrics = server.server.generator.metrics
-        assert len(asked.prompts) == done + 1
+        assert len(asked.prompts) == len(compiled) == done + 1
         assert (metrics.submitted, metrics.completed, metrics.cancelled) == (done + 1, done, 1)
         assert server.post(path, BODIES[path])[0] == 200
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_a_later_question_that_does_not_fit_is_refused_when_it_is_due(path: str) -> None:
+    server, asked = deciding(WEIGHTS)
+    long = "why " * 2000
+    later: Any = {"last": NOUL | {"instructions": long}}
+    questions = QUESTIONS | later if path == ONE else [*LISTED, LISTED[0] | {"instructions": long}]
+    with server:
+        status, headers, body = server.request("POST", path, BODIES[path] | {"questions": questions})
+        error = json.loads(body)["error"]
+        assert (status, error["code"], error["param"]) == (
+            400,
+            "context_full",
+            {ONE: "state", DECISIONS: "input"}[path],
+        )
+        assert error["message"].startswith(f"state and question together are {error['flare_context']['tokens_used']} ")
+        assert headers["x-request-id"] and len(asked.prompts) == 3
+        server.idle()
 
 
 @pytest.mark.parametrize("path", BODIES)
