@@ -180,8 +180,9 @@ class Runtime:
             seed = secrets.randbits(63)
         prompts, within = self._prompts(request)
         limits = [model.resolve_limit(request, len(prompt)) for prompt in prompts]
+        least = 0 if request.max_tokens == 0 and request.prompt_logprobs is not None else 1
         for prompt in prompts:
-            model.check_room(len(prompt), request.prompt_field)
+            model.check_room(len(prompt), request.prompt_field, least=least)
         stop_tokens = request.stop_token_ids if request.ignore_eos else request.stop_token_ids | model.eos
         close_after = tokens_to_close_after(request.budget, model.output, opens_reasoning=within)
         constraint, ways = self._constrain(request)

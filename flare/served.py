@@ -132,9 +132,10 @@ class ServedModel:
             limit = room if limit is None else min(limit, room)
         return limit
 
-    def check_room(self, prompt_tokens: int, prompt_field: str, *, question: bool = False) -> None:
-        """Raises RequestError (context_full) when a prompt, or a state with its `question`, leaves no room for a reply."""
-        if prompt_tokens < self.context_length:
+    def check_room(self, prompt_tokens: int, prompt_field: str, *, least: int = 1, question: bool = False) -> None:
+        """Raises RequestError (context_full) when a prompt, or a state with its `question`, leaves no room for a reply, which
+        has at least so many tokens."""
+        if prompt_tokens + least <= self.context_length:
             return
         what, remedy = (
             ("state and question together are", "shorten them")

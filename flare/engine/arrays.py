@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from ctypes import POINTER, addressof, c_int32, c_uint32, cast
 from time import monotonic
@@ -43,6 +44,8 @@ class StepArrays:
         self.masked = 0
         """Masks written since the start."""
         self.mask_seconds = 0.0
+        self._prompt: list[int] | None = None  # the last one that was copied, with its copy
+        self._prompt_ids = array("i")
         self._masks: Any = None  # uint32 [max_rows][words], made when a grammar first needs it
         self._mask_rows: list[Any] = []
 
@@ -51,7 +54,7 @@ class StepArrays:
         row = request.row = self.row_type()
         request.sampling.write(row, request.choice, len(request.prompt))
         if request.sampling.penalised:
-            request.history = History(request.prompt)
+            request.history = History(self._ids_of(request.prompt))
             row.history = request.history.array
         row.alternatives = -1
         if request.logprobs is not None:
@@ -59,6 +62,12 @@ class StepArrays:
             if ids := request.logprobs.ids:
                 row.explicit_ids = (c_int32 * len(ids))(*ids)  # the structure keeps the array alive
                 row.explicit = len(ids)
+
+    def _ids_of(self, prompt: list[int]) -> array[int]:
+        """Returns a prompt's tokens, the same array for the choices of one, which come one after the other."""
+        if prompt is not self._prompt:
+            self._prompt, self._prompt_ids = prompt, array("i", prompt)
+        return self._prompt_ids
 
     def fill(self, chunks: list[Chunk]) -> Filled:
         """Writes a step, but for how its rows are drawn from."""

@@ -2,26 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from flare.core.manifest import MAX_ALTERNATIVES, MAX_EXPLICIT_IDS
 from flare.engine.request import Request
 from flare.errors import RequestError
 
 
-def check_request(request: Request, *, context: int, vocabulary: int) -> None:
-    """Raises RequestError for what would make a step fail, or could never run in a context of so many tokens."""
-    prompt = request.prompt
+def check_requests(group: Iterable[Request], *, context: int, vocabulary: int) -> None:
+    """Raises RequestError for what would make a step fail, or could never run in a context of so many tokens. A list that
+    several of them share as their prompt is looked at once."""
+    checked: set[int] = set()
+    for request in group:
+        if id(request.prompt) not in checked:
+            _check_prompt(request.prompt, vocabulary)
+            checked.add(id(request.prompt))
+        _check_request(request, context, vocabulary)
+
+
+def _check_prompt(prompt: list[int], vocabulary: int) -> None:
     if not prompt:
         raise RequestError("the prompt is empty, it must have at least 1 token")
-    if len(prompt) >= context:
-        used = len(prompt)
+    if min(prompt) < 0 or max(prompt) >= vocabulary:
+        bad = next(token for token in prompt if not 0 <= token < vocabulary)
+        raise RequestError(f"the prompt has token id {bad}, ids must be from 0 to {vocabulary - 1}")
+
+
+def _check_request(request: Request, context: int, vocabulary: int) -> None:
+    used = len(request.prompt)
+    room = 0 if request.score is not None and request.max_new_tokens == 0 else 1
+    if used + room > context:
         raise RequestError(
             f"the prompt is {used} tokens and the context holds {context}; compact or shorten the conversation",
             code="context_full",
             extra={"flare_context": {"tokens_used": used, "context_length": context, "tokens_remaining": 0}},
         )
-    if min(prompt) < 0 or max(prompt) >= vocabulary:
-        bad = next(token for token in prompt if not 0 <= token < vocabulary)
-        raise RequestError(f"the prompt has token id {bad}, ids must be from 0 to {vocabulary - 1}")
     least = 1 if request.score is None else 0
     if request.max_new_tokens is not None and request.max_new_tokens < least:
         raise RequestError(f"max_tokens is {request.max_new_tokens}, it must be at least {least}", param="max_tokens")

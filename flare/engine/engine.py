@@ -14,7 +14,7 @@ from queue import Empty, SimpleQueue
 from time import monotonic
 
 from flare.engine.arrays import Filled, StepArrays
-from flare.engine.checks import check_request
+from flare.engine.checks import check_requests
 from flare.engine.interface import Replay
 from flare.engine.request import Delivery, EngineLimits, EngineStats, QueueFull, Request, StopCause
 from flare.engine.scheduler import Scheduler
@@ -108,8 +108,7 @@ class Engine:
     def submit(self, *group: Request) -> None:
         """Queues all requests of a group, at most `capacity`, or none. Raises RequestError: 400 for what can never run, 503
         (QueueFull among them) for what cannot be taken now; ValueError for an id that is live already, or comes twice."""
-        for request in group:
-            check_request(request, context=self._scheduler.context, vocabulary=self._replay.limits.vocabulary)
+        check_requests(group, context=self._scheduler.context, vocabulary=self._replay.limits.vocabulary)
         now = monotonic()
         with self._lock:
             self.check_ready()

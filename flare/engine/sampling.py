@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from ctypes import c_int32, sizeof
 from ctypes import memmove as copy_bytes
 from dataclasses import dataclass, replace
@@ -72,9 +73,11 @@ class History:
 
     __slots__ = ("array", "length")
 
-    def __init__(self, tokens: list[int]) -> None:
-        self.array = (c_int32 * max(64, 2 * len(tokens)))(*tokens)
+    def __init__(self, tokens: array[int]) -> None:
+        """`tokens` are copied, in no time to speak of."""
+        self.array = (c_int32 * max(64, 2 * len(tokens)))()
         self.length = len(tokens)
+        copy_bytes(self.array, tokens.buffer_info()[0], tokens.itemsize * self.length)
 
     def append(self, token: int) -> None:
         """`array` may be another object afterwards."""

@@ -68,8 +68,8 @@ class Decider:
         return Asked(inquiry, next(reads), reads)
 
     async def _answer(self, endpoint: DecisionEndpoint, asked: Asked, arrived_at: float) -> bytes:
-        """Asks every question, and returns the encoded answer. A worker compiles the next one when it is due, so that nothing is
-        done for a reader that has gone."""
+        """Asks every question, and returns the encoded answer. A worker compiles the next one when it is due, so that
+        nothing is done for a reader that has gone."""
         inquiry, distributions = asked.inquiry, []
         prompt = cached = generated = 0
         read: Read | None = asked.first

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import math
+from array import array
 from collections import Counter
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flare.engine import Request
+from flare.engine.arrays import StepArrays
+from flare.engine.checks import check_requests
 from flare.engine.sampling import History, SamplingParams
 from flare.errors import RequestError
 from flare.replay.cpu import SampleParams
 from tests.support.philox import philox4x32_10, uniform
 from tests.support.reference_sampler import filtered, penalised, reference_sample
+from tests.support.scripted_replay import ScriptedReplay
 
 ONES = 0xFFFFFFFF
 
@@ -93,10 +99,42 @@ def test_write_fills_the_row_exactly() -> None:
 
 @given(st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=80), st.integers(0, 300))
 def test_history_keeps_every_token_while_it_grows(prompt: list[int], added: int) -> None:
-    history = History(prompt)
+    history = History(array("i", prompt))
     for token in range(added):
         history.append(token)
     assert history.array[: history.length] == prompt + list(range(added))
+
+
+class Watched(list[int]):
+    """A prompt that counts how often somebody goes through it."""
+
+    looks = 0
+
+    def __iter__(self) -> Iterator[int]:
+        self.looks += 1
+        return super().__iter__()
+
+
+def test_the_choices_of_a_prompt_do_not_repeat_its_work() -> None:
+    """Nothing goes through the whole prompt once a choice: 128 of 131072 tokens held the loop and the engine for seconds."""
+    prompt, other = Watched([1, 2, 3]), Watched([4, 5])
+    penalties = SamplingParams(presence_penalty=1)
+    group = [Request(number, prompt if number < 9 else other, 5, penalties) for number in range(12)]
+    check_requests(group, context=99, vocabulary=9)
+    assert prompt.looks == other.looks == 2  # its least and its greatest id
+    arrays = StepArrays(ScriptedReplay())
+    for request in group:
+        arrays.admit(request)
+    assert max(prompt.looks, other.looks) <= 3 and arrays._ids_of(prompt) is arrays._ids_of(prompt)
+    for request in group:
+        history = request.history
+        assert history is not None and history.array[: history.length] == list(request.prompt)
+    first, second = group[0].history, group[1].history
+    assert first is not None and second is not None
+    first.append(7)
+    assert second.array[second.length] == 0
+    with pytest.raises(RequestError, match="token id 9"):
+        check_requests([*group, Request(13, [9], 5)], context=99, vocabulary=9)
 
 
 def test_greedy_takes_the_lowest_id_of_a_tie() -> None:

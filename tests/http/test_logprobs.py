@@ -488,6 +488,22 @@ def test_log_probabilities_are_bounded(path: str) -> None:
             assert refused(up, path, echoed | {field: most + 1})["param"] == field
 
 
+@pytest.mark.parametrize("fields", [{"prompt_logprobs": 1}, {"echo": True, "logprobs": 1}])
+def test_a_scored_prompt_may_fill_the_context(fields: dict[str, Any]) -> None:
+    """With nothing to come behind it; a token more is one too many, and so is one without scores."""
+    sizes = {"max_context": 64, "kv_pages": 4}
+    with live("x", model={"context_length": 64}, replay=sizes) as up:
+        body = {"prompt": [1] * 64, "max_tokens": 0, "n": 2}
+        status, answer = up.post(RAW, body | fields)
+        assert (status, answer["usage"]["prompt_tokens"]) == (200, 64)
+        for choice in answer["choices"]:
+            assert (choice["finish_reason"], len(choice["prompt_logprobs"])) == ("length", 64)
+        assert answer["flare_context"] == {"tokens_used": 64, "context_length": 64, "tokens_remaining": 0}
+        for wrong in (fields | {"max_tokens": 1}, fields | {"prompt": [1] * 65}, {}):
+            assert refused(up, RAW, body | wrong)["code"] == "context_full"
+        up.idle()
+
+
 def test_a_client_that_goes_away_while_its_prompt_is_scored(server: LiveServer) -> None:
     server.replay.pause()
     body = {"prompt": "p" * 60, "echo": True, "logprobs": 1, "n": 2, "stream": True}
