@@ -73,23 +73,17 @@ def sampling(rows: list[Row]) -> str:
 
 
 def masks(rows: list[Row]) -> str:
-    """A line for each form and vocabulary: what compiling, the first reply and a later one cost, and the later one's share of a
-    decode step of one row, for the core's own vocabulary (the smaller one)."""
-    headings = [
-        "compiling, ms",
-        "a token of the first reply, µs",
-        "the slowest, µs",
-        "a token later, µs",
-        "of a decode step",
-    ]
+    """A line for each form and vocabulary: what compiling and a token cost, and the token's share of a decode step of one row,
+    for the core's own vocabulary (the smaller one)."""
+    headings = ["compiling, ms", "a token, µs", "the slowest, µs", "of a decode step"]
     lines = [f"| form | vocabulary | {' | '.join(headings)} |", f"|---|---:{'|---:' * len(headings)}|"]
     own = min(row["vocabulary"] for row in rows)
     for vocabulary in unique(row["vocabulary"] for row in rows):
         for form in unique(row["form"] for row in rows):
             some = pick(rows, form=form, vocabulary=vocabulary)
             figures = [f"{median(some, 'compile_ms'):.1f}"]
-            figures += [f"{median(some, name):.0f}" for name in ("first_us", "first_slowest_us", "again_us")]
-            figures.append(f"{median(some, 'again_us') / median(some, 'step_us'):.1%}" if vocabulary == own else "")
+            figures += [f"{median(some, name):.0f}" for name in ("token_us", "slowest_us")]
+            figures.append(f"{median(some, 'token_us') / median(some, 'step_us'):.1%}" if vocabulary == own else "")
             lines.append(f"| {form} | {vocabulary} | {' | '.join(figures)} |")
     return "\n".join(lines)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -49,7 +49,7 @@ class Prepared:
     """A request in tokens. `prompts` has one entry a prompt; every one of its n choices shares the list.
 
     `opens_reasoning`: the conversation's prompt ends within reasoning, which is closed behind `close_after` tokens.
-    `constraint` bounds the answer, to which a conversation's reply comes by `ways`.
+    `constraints` bound the answers, one each, to which a conversation's replies come by `ways`.
     """
 
     request: GenerationRequest
@@ -61,7 +61,7 @@ class Prepared:
     close_after: int | None = None
     stops: StopSet[str] | None = None
     stop_sequences: StopSet[tuple[int, ...]] | None = None
-    constraint: CompiledConstraint | None = None
+    constraints: Sequence[CompiledConstraint] = ()
     ways: Ways | None = None
 
     @property
@@ -185,7 +185,7 @@ class Runtime:
             model.check_room(len(prompt), request.prompt_field, least=least)
         stop_tokens = request.stop_token_ids if request.ignore_eos else request.stop_token_ids | model.eos
         close_after = tokens_to_close_after(request.budget, model.output, opens_reasoning=within)
-        constraint, ways = self._constrain(request)
+        constraints, ways = self._constrain(request, asked)
         return Prepared(
             request,
             prompts,
@@ -196,22 +196,23 @@ class Runtime:
             close_after,
             StopSet(request.stop) if request.stop else None,
             StopSet(request.stop_token_sequences) if request.stop_token_sequences else None,
-            constraint,
+            constraints,
             ways,
         )
 
-    def _constrain(self, request: GenerationRequest) -> tuple[CompiledConstraint | None, Ways | None]:
-        """Returns the request's compiled constraint, and how a conversation's reply comes to the answer that it bounds."""
+    def _constrain(self, request: GenerationRequest, choices: int) -> tuple[Sequence[CompiledConstraint], Ways | None]:
+        """Returns the request's constraint, compiled for each choice, and how a conversation's reply comes to the answer
+        that it bounds."""
         asked = request.constraint
         if asked is None:
-            return None, None
+            return (), None
         ways = None
         if isinstance(prompt := request.prompts[0], Conversation):
             ways = reply_ways(self.model.output, prompt.tools)
             if ways is None:
                 text = "this model's replies cannot be held to a form, since their frames are no tokens; leave it out"
                 raise RequestError(f"{asked.field}: {text}", param=asked.field, code="unsupported_parameter")
-        return self.constraints.compile(asked), ways
+        return self.constraints.compile(asked, choices), ways
 
     def count_tokens(self, request: GenerationRequest) -> int:
         """Returns how many tokens the prompts have, of any length. Raises RequestError as `prepare` does for all else."""
@@ -302,11 +303,11 @@ class Runtime:
                 if prepared.close_after is not None:
                     child.forced = closing(prepared.close_after, self.model.output, decoder, machine)
             child.logprobs = request.logprobs
-            if prepared.constraint is not None:
+            if prepared.constraints:
                 tracker = None
                 if machine is not None and prepared.ways is not None and prepared.ways.undecided:
                     tracker = CallTracker(decoder(), machine())
-                child.grammar = prepared.constraint.start(
+                child.grammar = prepared.constraints[index].start(
                     prepared.ways, opens_reasoning=prepared.opens_reasoning, tracker=tracker
                 )
             child.sink = choice = answer.add(index, child, decoder(), stops, output, user_stops)

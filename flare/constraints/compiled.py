@@ -25,10 +25,7 @@ WHITE_SPACE = r"[ \t\r\n]{1,32}"
 """What may stand between the tokens of JSON: a model that finds no end of white space would run to its limit."""
 
 KEPT = 32
-"""Compiled constraints that are kept: agents send the same one each time."""
-
-MAX_STARTS = 256
-"""Replies of one compiled constraint. They share what llguidance has worked out so far, which only ever grows."""
+"""Constraints that are kept checked: agents send the same one each time."""
 
 # A step may take 10 ms for the lexer and as much for the parser; an ambiguous Lark grammar takes the square of what is open.
 _LIMITS = {
@@ -39,33 +36,27 @@ _LIMITS = {
     "max_grammar_size": 200_000,
     "verbose_errors": False,
 }
-_OPEN_ITEMS = {"json": 4000, "lark": 400}
+JSON_OPEN_ITEMS, _OPEN_ITEMS = 4000, {"lark": 400, "regex": 400}
 """Alternatives that may be open at once. An object has four for each member that may come next."""
 
 
 class CompiledConstraint:
-    """A constraint that replies can be started from, on any thread."""
+    """A constraint compiled for one reply, whose `start` is called once.
 
-    __slots__ = ("_matcher", "_starts", "vocabulary")
+    Each reply has its own lexer: what llguidance works out for a reply counts against its limits, in copies of it too.
+    """
+
+    __slots__ = ("_matcher", "vocabulary")
 
     def __init__(self, matcher: LLMatcher, vocabulary: Vocabulary) -> None:
         self._matcher = matcher
-        self._starts = 0
         self.vocabulary = vocabulary
-
-    @property
-    def spent(self) -> bool:
-        """Whether as many replies have begun as share one compilation."""
-        return self._starts >= MAX_STARTS
 
     def start(
         self, ways: Ways | None, *, opens_reasoning: bool = False, tracker: CallTracker | None = None
     ) -> ReplyMask:
-        """Returns the mask of one reply; see `ReplyMask`."""
-        self._starts += 1
-        return ReplyMask(
-            self._matcher.deep_copy(), self.vocabulary, ways, opens_reasoning=opens_reasoning, tracker=tracker
-        )
+        """Returns the mask of the reply; see `ReplyMask`."""
+        return ReplyMask(self._matcher, self.vocabulary, ways, opens_reasoning=opens_reasoning, tracker=tracker)
 
 
 class Constraints:
@@ -73,57 +64,56 @@ class Constraints:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.vocabulary = vocabulary
-        self._kept: OrderedDict[tuple[str, str], CompiledConstraint] = OrderedDict()
+        self._kept: OrderedDict[tuple[str, bytes], str] = OrderedDict()
         self._lock = Lock()
 
-    def compile(self, constraint: Constraint) -> CompiledConstraint:
-        """Returns a constraint, compiled now or before. Raises RequestError naming its field where that takes too much or
-        cannot be done."""
+    def compile(self, constraint: Constraint, replies: int = 1) -> list[CompiledConstraint]:
+        """Returns a constraint compiled for each of some replies, which takes 1 to 8 ms for most, 0.7 s at most. Raises
+        RequestError naming its field where that takes too much or cannot be done."""
         if not self.vocabulary.stops:
             text = "this model has no token that ends a reply, so that no answer can be held to a form"
             raise RequestError(f"{constraint.field}: {text}", param=constraint.field, code="unsupported_parameter")
-        key = _definition(constraint)
+        grammar = self._grammar(constraint)
+        return [CompiledConstraint(self._matcher(grammar, constraint), self.vocabulary) for _ in range(replies)]
+
+    def _grammar(self, constraint: Constraint) -> str:
+        """Returns llguidance's form of a constraint, checked now or before."""
+        key = constraint.kind, msgspec.json.encode(constraint.definition)
         with self._lock:
-            found = self._kept.get(key)
-            if found is not None and not found.spent:
+            if (found := self._kept.get(key)) is not None:
                 self._kept.move_to_end(key)
                 return found
-        matcher = self._compiled(*key, constraint)
-        compiled = CompiledConstraint(matcher, self.vocabulary)
+        grammar = _translated(constraint)
         with self._lock:
-            self._kept[key] = compiled
-            self._kept.move_to_end(key)
-            while len(self._kept) > KEPT:
+            self._kept[key] = grammar
+            if len(self._kept) > KEPT:
                 self._kept.popitem(last=False)
-        return compiled
+        return grammar
 
-    def _compiled(self, kind: str, definition: str, constraint: Constraint) -> LLMatcher:
+    def _matcher(self, grammar: str, constraint: Constraint) -> LLMatcher:
         from llguidance import LLMatcher, LLParserLimits
 
-        if kind == "json":
-            options = {"whitespace_flexible": True, "whitespace_pattern": WHITE_SPACE, "lenient": False}
-            grammar = LLMatcher.grammar_from_json_schema(definition, overrides=options)
-        else:
-            make = LLMatcher.grammar_from_lark if kind == "lark" else LLMatcher.grammar_from_regex
-            grammar = make(definition)
-        limits = LLParserLimits(**_LIMITS, max_items_in_row=_OPEN_ITEMS["json" if kind == "json" else "lark"])
+        limits = LLParserLimits(**_LIMITS, max_items_in_row=_OPEN_ITEMS.get(constraint.kind, JSON_OPEN_ITEMS))
         matcher = LLMatcher(self.vocabulary.native, grammar, log_level=0, limits=limits)
         if not matcher.is_error():
             # The first mask takes the longest: here it delays nobody, and what it cannot be made for is refused.
             words = (c_uint32 * self.vocabulary.words)()
             matcher.unsafe_compute_mask_ptr(addressof(words), 4 * self.vocabulary.words)
         if matcher.is_error():
-            raise _uncompilable(kind, matcher.get_error(), constraint)
+            raise _uncompilable(matcher.get_error(), constraint)
         return matcher
 
 
-def _definition(constraint: Constraint) -> tuple[str, str]:
-    """Returns what is compiled: "json", "lark" or "regex", and its text. Raises RequestError for too long a text."""
+def _translated(constraint: Constraint) -> str:
+    """Returns llguidance's form of what is asked for. Raises RequestError for what cannot be kept, or is too long."""
+    from llguidance import LLMatcher
+
     if constraint.kind in ("json_object", "json_schema"):
         schema = {"type": "object"}
         if constraint.kind == "json_schema":
             schema = checked_schema(constraint.definition, constraint.field)
-        return "json", msgspec.json.encode(schema).decode()
+        options = {"whitespace_flexible": True, "whitespace_pattern": WHITE_SPACE, "lenient": False}
+        return LLMatcher.grammar_from_json_schema(msgspec.json.encode(schema).decode(), overrides=options)
     text = constraint.definition
     size = len(text.encode())
     if size > MAX_DEFINITION:
@@ -131,7 +121,8 @@ def _definition(constraint: Constraint) -> tuple[str, str]:
         raise RequestError(message, param=constraint.field)
     if constraint.kind == "lark":
         check_lark(text, constraint.field)
-    return constraint.kind, text
+        return LLMatcher.grammar_from_lark(text)
+    return LLMatcher.grammar_from_regex(text)
 
 
 _SAID = (
@@ -151,11 +142,11 @@ _SAID = (
 """What llguidance says of schemas, and what is said of it here: its own words are not passed on."""
 
 
-def _uncompilable(kind: str, error: str, constraint: Constraint) -> RequestError:
-    field = constraint.field
-    if kind != "json":
-        place = fault_place(error) if kind == "lark" else ""
-        text = f"cannot be compiled as {NAMES[kind]}{place}; correct it or make it smaller"
+def _uncompilable(error: str, constraint: Constraint) -> RequestError:
+    field, name = constraint.field, NAMES.get(constraint.kind)
+    if name is not None:
+        place = fault_place(error) if constraint.kind == "lark" else ""
+        text = f"cannot be compiled as {name}{place}; correct it or make it smaller"
     else:
         found = next((said for begins, said in _SAID if begins in error), None)
         text = f"holds {found}" if found and not found.startswith("no ") else found

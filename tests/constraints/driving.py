@@ -39,7 +39,8 @@ def token(name: str) -> int:
 
 
 def compiled(kind: Any, definition: Any = None, field: str = "f") -> CompiledConstraint:
-    return constraints().compile(Constraint(kind, definition, field))
+    (found,) = constraints().compile(Constraint(kind, definition, field))
+    return found
 
 
 def json_mask(schema: Any) -> ReplyMask:

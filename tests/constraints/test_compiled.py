@@ -14,12 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flare.constraints import Constraints, Vocabulary
-from flare.constraints.compiled import KEPT, MAX_STARTS
+from flare.constraints import compiled as compiling
+from flare.constraints.compiled import KEPT
 from flare.conversation import Constraint
 from flare.errors import MaskError, RequestError
 from flare.grammar import MAX_DEFINITION
 from flare.text.tokenizer import Tokenizer
-from tests.constraints.driving import STOP, VOCABULARY, allowed, compiled, constraints, is_answer, wander
+from tests.constraints.driving import STOP, VOCABULARY, allowed, compiled, is_answer, wander, write
 from tests.text import samples
 
 PATCH = 'start: "begin\\n" line+ "end"\nline: "+" /[^\\n]*/ "\\n"\n'
@@ -72,7 +73,8 @@ def test_tokenizers_of_every_kind(make: Any, word: str) -> None:
     base = make()
     stop = base.token_to_id("</s>")
     model = Constraints(Vocabulary(Tokenizer(base, eos_token_ids=[stop]), base.get_vocab_size() + 3, [stop]))
-    mask = model.compile(Constraint("regex", f"the (quick|lazy) {word}+")).start(None)
+    (form,) = model.compile(Constraint("regex", f"the (quick|lazy) {word}+"))
+    mask = form.start(None)
     text, vocabulary = f"the quick {word}".encode(), model.vocabulary
     words = (c_uint32 * vocabulary.words)()
     while text:
@@ -142,18 +144,43 @@ def test_a_step_is_bounded_and_what_takes_more_ends_the_reply(kind: Any, definit
     assert slowest < 1.0
 
 
-def test_the_same_constraint_is_compiled_once_and_not_for_ever() -> None:
-    model = Constraints(VOCABULARY)
-    first = model.compile(Constraint("json_schema", {"type": "object"}, "a"))
-    assert model.compile(Constraint("json_object", None, "b")) is first
-    assert model.compile(Constraint("lark", 'start: "{}"', "b")) is not first
-    for _ in range(MAX_STARTS):
-        first.start(None)
-    assert model.compile(Constraint("json_object", None, "b")) is not first
-    second = model.compile(Constraint("json_object", None, "b"))
+def test_a_constraint_is_checked_once_and_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    checked: list[Any] = []
+    check = compiling.checked_schema
+    monkeypatch.setattr(compiling, "checked_schema", lambda *given: checked.append(given) or check(*given))
+    model, form = Constraints(VOCABULARY), Constraint("json_schema", {"type": "object"}, "a")
+    assert len(model.compile(form, 3)) == 3 and len(checked) == 1
+    model.compile(Constraint("json_schema", {"type": "object"}, "b"))
+    assert len(checked) == 1
     for number in range(KEPT):
         model.compile(Constraint("regex", f"a{number}", "b"))
-    assert model.compile(Constraint("json_object", None, "b")) is not second
+    model.compile(form)
+    assert len(checked) == 2
+
+
+def test_a_reply_that_meets_a_limit_ends_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither what comes later nor what has begun, of the same request or another, notices: not in what it may write either."""
+    monkeypatch.setitem(compiling._LIMITS, "max_lexer_states", 300)
+    model, form = Constraints(VOCABULARY), Constraint("regex", "(a|b)*a(a|b){18}", "f")
+    (begun,) = model.compile(form)
+    bad, beside, fresh = model.compile(form, 3)
+    lives, random = [begun.start(None), beside.start(None)], Random(3)
+    assert all(write(mask, "abab") for mask in lives)
+    expected = allowed(lives[0])
+    with pytest.raises(MaskError, match="became too complex"):
+        write(bad.start(None), "".join(random.choice("ab") for _ in range(1000)))
+    (later,) = model.compile(form)
+    lives += [fresh.start(None), later.start(None)]
+    assert all(write(mask, "abab") for mask in lives[2:])
+    for mask in lives:
+        assert allowed(mask) == expected and is_answer(mask, "b" * 5 + "a" * 19)
+
+
+def test_replies_do_not_add_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(compiling._LIMITS, "max_lexer_states", 300)
+    model, random = Constraints(VOCABULARY), Random(3)
+    for form in model.compile(Constraint("regex", "(a|b)*a(a|b){18}", "f"), 20):
+        assert is_answer(form.start(None), "".join(random.choice("ab") for _ in range(100)) + "a" * 19)
 
 
 def test_tables_are_made_once_by_threads_at_the_same_time() -> None:
@@ -181,7 +208,7 @@ def test_a_text_that_the_model_has_no_tokens_for() -> None:
     base = samples.unigram()
     stop = base.token_to_id("</s>")
     model = Constraints(Vocabulary(Tokenizer(base, eos_token_ids=[stop]), base.get_vocab_size(), [stop]))
-    mask = model.compile(Constraint("regex", "[fx]o\u4f60", "f")).start(None)
+    mask = model.compile(Constraint("regex", "[fx]o\u4f60", "f"))[0].start(None)
     words = (c_uint32 * model.vocabulary.words)()
     with pytest.raises(MaskError, match="no token of this model leads on"):
         for text in (b"f", b"o", b"?"):
@@ -190,6 +217,6 @@ def test_a_text_that_the_model_has_no_tokens_for() -> None:
 
 
 def test_masks_know_no_token_beyond_the_vocabulary() -> None:
-    may = allowed(constraints().compile(Constraint("regex", "(?s:.*)", "f")).start(None))
+    may = allowed(compiled("regex", "(?s:.*)").start(None))
     assert may and max(may) < VOCABULARY.size and STOP in may
     assert not may & (VOCABULARY.hidden - VOCABULARY.stops)
