@@ -11,6 +11,7 @@ from threading import Lock
 from time import thread_time
 from typing import TYPE_CHECKING, Any, Literal
 
+from flare.deep_stack import on_deep_stack
 from flare.errors import RequestError
 
 if TYPE_CHECKING:
@@ -148,7 +149,7 @@ def _compiled(syntax: str, definition: str) -> LLMatcher:
 
     to_grammar = LLMatcher.grammar_from_lark if syntax == "lark" else LLMatcher.grammar_from_regex
     tokenizer, limits = _bytes_tokenizer()
-    return LLMatcher(tokenizer, to_grammar(definition), log_level=0, limits=limits)
+    return on_deep_stack(lambda: LLMatcher(tokenizer, to_grammar(definition), log_level=0, limits=limits))
 
 
 @cache

@@ -12,6 +12,7 @@ import msgspec
 from flare.constraints.json_schema import checked_schema
 from flare.constraints.reply import CallTracker, ReplyMask
 from flare.constraints.vocabulary import Vocabulary
+from flare.deep_stack import on_deep_stack
 from flare.errors import RequestError
 from flare.grammar import MAX_DEFINITION, NAMES, check_lark, fault_place
 from flare.output import Ways
@@ -74,7 +75,8 @@ class Constraints:
             text = "this model has no token that ends a reply, so that no answer can be held to a form"
             raise RequestError(f"{constraint.field}: {text}", param=constraint.field, code="unsupported_parameter")
         grammar = self._grammar(constraint)
-        return [CompiledConstraint(self._matcher(grammar, constraint), self.vocabulary) for _ in range(replies)]
+        matchers = on_deep_stack(lambda: [self._matcher(grammar, constraint) for _ in range(replies)])
+        return [CompiledConstraint(matcher, self.vocabulary) for matcher in matchers]
 
     def _grammar(self, constraint: Constraint) -> str:
         """Returns llguidance's form of a constraint, checked now or before."""
@@ -83,7 +85,7 @@ class Constraints:
             if (found := self._kept.get(key)) is not None:
                 self._kept.move_to_end(key)
                 return found
-        grammar = _translated(constraint)
+        grammar = on_deep_stack(lambda: _translated(constraint))
         with self._lock:
             self._kept[key] = grammar
             if len(self._kept) > KEPT:

@@ -7,13 +7,13 @@ take it very long together; neither gets past `checked_schema`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
-from typing import Any, Literal, NamedTuple
-from urllib.parse import unquote
+from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 
+from flare.constraints.meetings import check_meetings
+from flare.constraints.references import SCHEMA_LISTS, SCHEMA_TABLES, SCHEMA_WORDS, is_of_schema, resolve
 from flare.errors import RequestError
 
 MAX_SCHEMA = 256 << 10
@@ -46,13 +46,6 @@ MAX_COUNT = 1_000_000
 MAX_STEPS = 10_000
 """`multipleOf` in units of its last decimal place: so many remainders are told apart."""
 
-MAX_MEETING = 2
-"""Patterns and formats that one value has to match together: how long it takes to join them grows with the power of their
-number."""
-
-MAX_MEETINGS = 10_000
-"""Schemas that are looked at to find what holds for the same value."""
-
 FORMATS = frozenset(("date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid"))
 """The values of `format` that are enforced. Of dates the shape is, not the calendar."""
 
@@ -84,14 +77,11 @@ NEUTRAL: Mapping[str, Any] = {
 }
 """Values of words that are not enforced, by which they ask for nothing."""
 
-_SCHEMA = frozenset(("additionalProperties", "items"))
-_SCHEMA_LISTS = frozenset(("allOf", "anyOf", "oneOf", "prefixItems"))
-_SCHEMA_TABLES = frozenset(("$defs", "definitions", "patternProperties", "properties"))
 _COUNTS = frozenset(("maxItems", "maxLength", "maxProperties", "minItems", "minLength", "minProperties"))
 _BOUNDS = frozenset(("exclusiveMaximum", "exclusiveMinimum", "maximum", "minimum"))
 _OTHERS = frozenset(("$ref", "const", "enum", "format", "multipleOf", "pattern", "required", "type"))
 
-KEYWORDS = _SCHEMA | _SCHEMA_LISTS | _SCHEMA_TABLES | _COUNTS | _BOUNDS | _OTHERS
+KEYWORDS = SCHEMA_WORDS | SCHEMA_LISTS | SCHEMA_TABLES | _COUNTS | _BOUNDS | _OTHERS
 """The words that are enforced."""
 
 
@@ -110,7 +100,7 @@ def checked_schema(schema: Any, field: str) -> dict[str, Any]:
     if size > MAX_SCHEMA:
         raise _refused(field, f"{size} bytes of UTF-8, the limit is {MAX_SCHEMA}; send a smaller schema")
     checked = _Checker(schema, field).root()
-    _Meetings(checked, field).check()
+    check_meetings(checked, field)
     return checked
 
 
@@ -161,15 +151,15 @@ class _Checker:
         """Returns the value of a word as it is passed on."""
         if word not in KEYWORDS:
             raise _refused(place, f"not supported in schemas of answers; {_instead(word)}", "unsupported_parameter")
-        if word in _SCHEMA:
+        if word in SCHEMA_WORDS:
             if word == "items" and isinstance(value, list):
                 raise _refused(place, "an array of schemas is not supported; send it as prefixItems")
             return self._any(value, place)
         if word == "oneOf" and isinstance(value, list) and len(value) > MAX_ALTERNATIVES:
             raise _refused(place, f"{len(value)} schemas, the limit is {MAX_ALTERNATIVES}; send fewer, or anyOf")
-        if word in _SCHEMA_LISTS:
+        if word in SCHEMA_LISTS:
             return [self._any(item, f"{place}[{i}]") for i, item in enumerate(_listed(value, place))]
-        if word in _SCHEMA_TABLES:
+        if word in SCHEMA_TABLES:
             return self._table(word, value, place)
         if word in _COUNTS:
             return _count(value, place)
@@ -242,155 +232,9 @@ class _Checker:
         found = resolve(self._whole, value)
         if not isinstance(found, dict | bool):
             raise _refused(place, f"{value[:80]!r} is no schema of this one; correct it")
-        if not self._holds_schemas(value):
+        if not is_of_schema(value):
             raise _refused(place, f"{value[:80]!r} is a place where no schema stands; put the schema into $defs")
         return value
-
-    def _holds_schemas(self, reference: str) -> bool:
-        """Whether a reference goes through words that hold schemas, so that what it points at is checked too."""
-        steps = iter(_steps(reference))
-        for word in steps:
-            if word in _SCHEMA:
-                continue
-            if word not in _SCHEMA_LISTS and word not in _SCHEMA_TABLES:
-                return False
-            if next(steps, None) is None:
-                return False
-        return True
-
-
-class _Node(NamedTuple):
-    """What holds for one value: a schema's own words, all of several nodes, or one of several."""
-
-    kind: Literal["own", "all", "one"]
-    schema: Mapping[str, Any] = {}
-    parts: tuple[_Node, ...] = ()
-
-
-class _Meetings:
-    """Finds patterns that hold for the same value: those of `allOf` and beside `$ref`, there and in what such schemas say of
-    the same member or item."""
-
-    def __init__(self, schema: dict[str, Any], field: str) -> None:
-        self._whole = schema
-        self._field = field
-        self._left = MAX_MEETINGS
-        self._seen: set[frozenset[int]] = set()
-
-    def check(self) -> None:
-        schemas: list[Any] = [self._whole]
-        met = []
-        while schemas:
-            schema = schemas.pop()
-            if isinstance(schema, dict):
-                met.append(self._all([schema]))
-                schemas += _inner(schema)
-        while met:
-            node = met.pop()
-            matches, multiples = self._weight(node)
-            if matches > MAX_MEETING:
-                text = f"{matches} patterns and formats hold for the same value, the limit is {MAX_MEETING}; join them"
-                raise _refused(self._field, text)
-            if multiples > 1:
-                raise _refused(self._field, f"{multiples} multipleOf hold for the same value; send one of them")
-            own = list(_own(node))
-            key = frozenset(map(id, own))
-            if len(own) < 2 or key in self._seen:
-                continue  # what stands within a lone schema is checked for itself
-            self._seen.add(key)
-            names = {name for schema in own for name in schema.get("properties", ())}
-            met += [self._within(node, partial(_of_member, name=name)) for name in sorted(names)]
-            met.append(self._within(node, _of_others))
-            most = max(len(schema.get("prefixItems", ())) for schema in own)
-            met += [self._within(node, partial(_of_item, index=index)) for index in range(most + 1)]
-
-    def _all(self, schemas: Iterable[Any], around: frozenset[int] = frozenset()) -> _Node:
-        """Returns what holds where all of some schemas hold; a schema within itself adds nothing to it."""
-        parts: list[_Node] = []
-        for schema in schemas:
-            if not isinstance(schema, dict) or id(schema) in around:
-                continue
-            self._left -= 1
-            if self._left < 0:
-                raise _refused(self._field, "joins too many schemas by allOf, anyOf and $ref; send a simpler one")
-            inner = around | {id(schema)}
-            joined = [*schema.get("allOf", ()), *([resolve(self._whole, schema["$ref"])] if "$ref" in schema else [])]
-            parts += [_Node("own", schema), self._all(joined, inner)]
-            for word in ("anyOf", "oneOf"):
-                alternatives = tuple(self._all([item], inner) for item in schema.get(word, ()))
-                parts.append(_Node("one", parts=alternatives))
-        return _Node("all", parts=tuple(parts))
-
-    def _within(self, node: _Node, step: Callable[[Mapping[str, Any]], Iterable[Any]]) -> _Node:
-        """Returns what holds for a member or an item of the value; `step` finds it in a schema."""
-        if node.kind == "own":
-            return self._all(step(node.schema))
-        return _Node(node.kind, parts=tuple(self._within(part, step) for part in node.parts))
-
-    def _weight(self, node: _Node) -> tuple[int, int]:
-        """Returns how many patterns, and how many multiples, may have to be matched together."""
-        if node.kind == "own":
-            return sum(word in node.schema for word in ("pattern", "format")), int("multipleOf" in node.schema)
-        weights = [self._weight(part) for part in node.parts]
-        join = sum if node.kind == "all" else partial(max, default=0)
-        return join(one for one, _ in weights), join(other for _, other in weights)
-
-
-def _own(node: _Node) -> Iterator[Mapping[str, Any]]:
-    if node.kind == "own":
-        yield node.schema
-    for part in node.parts:
-        yield from _own(part)
-
-
-def resolve(schema: Any, reference: str) -> Any:
-    """Returns what a reference within a schema points at, None where that is nothing."""
-    for step in _steps(reference):
-        if isinstance(schema, Mapping):
-            schema = schema.get(step)
-        elif isinstance(schema, list) and step.isdecimal() and len(step) < 9 and int(step) < len(schema):
-            schema = schema[int(step)]
-        else:
-            return None
-    return schema
-
-
-def _steps(reference: str) -> list[str]:
-    return [unquote(step).replace("~1", "/").replace("~0", "~") for step in reference[1:].split("/")[1:]]
-
-
-def _inner(schema: dict[str, Any]) -> Iterator[Any]:
-    """Returns the schemas right within a schema."""
-    for word, value in schema.items():
-        if word in _SCHEMA:
-            yield value
-        elif word in _SCHEMA_LISTS:
-            yield from value
-        elif word in _SCHEMA_TABLES:
-            yield from value.values()
-
-
-def _of_member(schema: Mapping[str, Any], name: str) -> Iterator[Any]:
-    named = schema.get("properties", {})
-    if name in named:
-        yield named[name]
-        yield from schema.get("patternProperties", {}).values()
-    else:
-        yield from _of_others(schema)
-
-
-def _of_others(schema: Mapping[str, Any]) -> Iterator[Any]:
-    yield from schema.get("patternProperties", {}).values()
-    if "additionalProperties" in schema:
-        yield schema["additionalProperties"]
-
-
-def _of_item(schema: Mapping[str, Any], index: int) -> Iterator[Any]:
-    firsts = schema.get("prefixItems", ())
-    if index < len(firsts):
-        yield firsts[index]
-    elif "items" in schema:
-        yield schema["items"]
 
 
 def _count(value: Any, place: str) -> int:

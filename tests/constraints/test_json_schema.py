@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from random import Random
-from time import perf_counter
+from time import perf_counter, thread_time
 from typing import Any
 
 import jsonschema
@@ -258,6 +258,50 @@ def test_bombs_are_refused_or_compiled_within_bounds(schema: Any) -> None:
     except RequestError as error:
         assert error.status == 400 and len(str(error)) < 300 and "\n" not in str(error)
     assert perf_counter() - started < 10
+
+
+def models(count: int, members: int, of: Any) -> dict[str, Any]:
+    """As pydantic writes models that refer to each other."""
+    table = {
+        f"d{i}": {
+            "type": "object",
+            "properties": {f"p{j}": of(i, j) for j in range(members)},
+            "required": ["p0"],
+            "additionalProperties": False,
+        }
+        for i in range(count)
+    }
+    return {"$defs": table, "type": "array", "items": {"anyOf": [{"$ref": f"#/$defs/d{i}"} for i in range(count)]}}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        models(60, 15, lambda i, j: {"anyOf": [{"type": "string", "pattern": "^a"}, {"type": "null"}]}),
+        models(40, 10, lambda i, j: {"$ref": f"#/$defs/d{(7 * i + j) % 40}"}),
+        models(10, 5, lambda i, j: {"anyOf": [{"$ref": f"#/$defs/d{(i + j) % 10}"}, {"type": "null"}]}),
+        {"$ref": "#/$defs/d0", "$defs": {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(2000)} | {"d2000": {}}},
+        {
+            "allOf": [{"$ref": "#/$defs/a"}, {"properties": {"x": {"pattern": "a"}}}],
+            "$defs": {"a": {"items": {"$ref": "#"}}},
+        },
+    ],
+    ids=range(5),
+)
+def test_schemas_that_join_nothing_pass_quickly(schema: Any) -> None:
+    started = thread_time()
+    checked_schema(schema, "s")
+    assert thread_time() - started < 0.5
+
+
+def test_what_joins_too_much_is_refused_in_time() -> None:
+    chain = {f"d{i}": {"allOf": [{"$ref": f"#/$defs/d{i + 1}"}], "properties": {f"p{i}": {}}} for i in range(1500)}
+    mutual = models(60, 8, lambda i, j: {"allOf": [{"$ref": f"#/$defs/d{(7 * i + j + k) % 60}"} for k in range(2)]})
+    for schema in ({"$ref": "#/$defs/d0", "$defs": chain | {"d1500": {}}}, mutual):
+        started = thread_time()
+        with pytest.raises(RequestError, match="joins too many schemas by allOf, anyOf and"):
+            checked_schema(schema, "s")
+        assert thread_time() - started < 3
 
 
 def test_patterns_of_alternatives_do_not_meet() -> None:
