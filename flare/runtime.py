@@ -298,6 +298,7 @@ class Runtime:
                     call_prefix=f"call_{secrets.token_hex(12)}",
                     continues=conversation.continue_final,
                     structured=request.constraint is not None,
+                    breaks=bool(prepared.constraints) and prepared.constraints[index].breaks,
                 )
                 output = machine()
                 if prepared.close_after is not None:

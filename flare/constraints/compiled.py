@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from flare.constraints.json_schema import checked_schema
-from flare.constraints.reply import CallTracker, ReplyMask
+from flare.constraints.reply import MAX_BREAKS, CallTracker, ReplyMask
 from flare.constraints.vocabulary import Vocabulary
 from flare.deep_stack import on_deep_stack
 from flare.errors import RequestError
@@ -47,17 +47,26 @@ class CompiledConstraint:
     Each reply has its own lexer: what llguidance works out for a reply counts against its limits, in copies of it too.
     """
 
-    __slots__ = ("_matcher", "vocabulary")
+    __slots__ = ("_matcher", "breaks", "vocabulary")
 
     def __init__(self, matcher: LLMatcher, vocabulary: Vocabulary) -> None:
         self._matcher = matcher
         self.vocabulary = vocabulary
+        self.breaks = any(matcher.validate_tokens([token]) for token in vocabulary.breaks)
+        """Whether the answer may begin with line breaks."""
 
     def start(
         self, ways: Ways | None, *, opens_reasoning: bool = False, tracker: CallTracker | None = None
     ) -> ReplyMask:
         """Returns the mask of the reply; see `ReplyMask`."""
-        return ReplyMask(self._matcher, self.vocabulary, ways, opens_reasoning=opens_reasoning, tracker=tracker)
+        return ReplyMask(
+            self._matcher,
+            self.vocabulary,
+            ways,
+            opens_reasoning=opens_reasoning,
+            tracker=tracker,
+            gap=0 if self.breaks else MAX_BREAKS,
+        )
 
 
 class Constraints:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher
 
 MAX_BREAKS = 8
-"""Line breaks between reasoning and what follows it."""
+"""Line breaks between reasoning and what follows it, where the answer does not begin with some itself."""
 
 
 _TOO_COMPLEX = ("Current row has", "Too many items", "too many states", "fuel")
@@ -57,6 +57,7 @@ class ReplyMask:
         "_alive",
         "_breaks",
         "_close",
+        "_gap",
         "_matcher",
         "_phase",
         "_tail",
@@ -74,13 +75,16 @@ class ReplyMask:
         *,
         opens_reasoning: bool,
         tracker: CallTracker | None,
+        gap: int,
     ) -> None:
         """`ways` is None where the grammar holds from the first token on, as for raw prompts. `tracker` reads formats of
-        calls whose openers may turn out to be text; without one every opener begins a call."""
+        calls whose openers may turn out to be text; without one every opener begins a call. `gap`: so many line breaks may
+        stand between reasoning and what follows it."""
         self._matcher = matcher
         self._vocabulary = vocabulary
         self._ways = ways or Ways()
         self._tracker = tracker
+        self._gap = gap
         self._phase: Literal["reasoning", "lead", "opening", "answer", "free"] = "answer"
         self._waiting: list[tuple[bytes, Way]] = []  # what is missing of the texts of ways
         self._alive = True  # the grammar may have begun
@@ -161,7 +165,7 @@ class ReplyMask:
             if ended and data[data.index(self._close) + len(self._close) :].strip(b"\n"):
                 raise _forbidden()
         if ended:
-            self._lead(self._ways.behind, self._ways.direct_behind, 0 if self._ways.framed else MAX_BREAKS)
+            self._lead(self._ways.behind, self._ways.direct_behind, 0 if self._ways.framed else self._gap)
 
     def _track(self, token: int) -> bool:
         """Sees whether a call has begun, so that its own format rules. Raises MaskError where an opener led to none."""

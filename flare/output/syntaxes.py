@@ -83,19 +83,21 @@ def make_output(
     call_prefix: str,
     continues: bool = False,
     structured: bool = False,
+    breaks: bool = False,
 ) -> Output | None:
     """Returns a machine for one choice, None where all text is answer.
 
     `opens_reasoning`: the prompt ends within reasoning; `continues`: within an answer that is to be continued. Ids of calls
     begin with `call_prefix` and are unique in it. Without tools, and where none may be called, what looks like a call is
     text in formats of calls, and left out in formats of replies. `structured`: the answer is under an output constraint, so
-    that it is verbatim, and a call is none that begins as JSON does.
+    that it is verbatim, and a call is none that begins as JSON does; `breaks`: it may begin with line breaks.
     """
     found = None if syntax.tools is None else find_format(syntax.tools)
     rules = Rules(tools, call_prefix) if found is not None and tools.offered and tools.choice != "none" else None
     if isinstance(found, ReplyFormat):
         machine = found.machine(syntax, tools, rules, opens_reasoning=opens_reasoning, continues=continues)
-        return _structured(machine, rules) if structured else machine
+        framed = found.frames is not None
+        return _structured(machine, rules, breaks, framed=framed) if structured else machine
     calls = None
     if rules is not None:
         assert found is not None
@@ -106,8 +108,9 @@ def make_output(
     elif syntax.reasoning is None:
         return None
     plain = Machine(syntax, calls, rules, opens_reasoning=opens_reasoning)
-    return _structured(plain, rules) if structured else plain
+    return _structured(plain, rules, breaks) if structured else plain
 
 
-def _structured(machine: Output, rules: Rules | None) -> Output:
-    return StructuredOutput(machine, shows_text=rules is None or rules.shows_text)
+def _structured(machine: Output, rules: Rules | None, breaks: bool, *, framed: bool = False) -> Output:
+    shows_text = rules is None or rules.shows_text
+    return StructuredOutput(machine, shows_text=shows_text, breaks=breaks, framed=framed)

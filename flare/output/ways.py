@@ -47,10 +47,11 @@ def reply_ways(syntax: OutputSyntax, tools: Tools, *, continues: bool = False) -
     if syntax.reasoning is None:
         return Ways(calls, calls, answers, answers, undecided=undecided)
     opens, close = syntax.reasoning
-    # DeepSeek's parser takes the delimiter's spelling too.
-    close_token = None if isinstance(found, ReplyFormat) else syntax.close_token
+    if isinstance(found, ReplyFormat):
+        # DeepSeek's parser knows no opening delimiter, and takes the closing one's spelling too.
+        return Ways(calls, calls, answers, answers, close)
     first = (Way(opens, "reasoning", syntax.open_token), *calls)
-    return Ways(first, calls, answers, answers, close, close_token, undecided=undecided)
+    return Ways(first, calls, answers, answers, close, syntax.close_token, undecided=undecided)
 
 
 def _framed(frames: Frames, syntax: OutputSyntax, tools: Tools, continues: bool) -> Ways | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from codecs import getincrementaldecoder
 from random import Random
 from typing import Any
 
@@ -135,6 +136,54 @@ def test_an_answer_holds_delimiters_and_openers_as_text() -> None:
 
 
 CALLED = '\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>'
+DEEPSEEK = OutputSyntax(tools="deepseek_dsml", reasoning=("<think>", "</think>"), close_token=CLOSE)
+
+
+def deepseek(text: str | bytes, *, opens: bool, tools: Tools = TOOLS) -> tuple[str, str, int] | None:
+    """Writes a reply token by token, as its mask allows; returns what its machine reads: reasoning, answer and calls."""
+    mask, rest = begun(DEEPSEEK, tools=tools, opens=opens), text.encode() if isinstance(text, str) else text
+    machine = make_output(DEEPSEEK, tools, opens_reasoning=opens, call_prefix="c", structured=True)
+    assert machine is not None
+    read = {"reasoning": "", "text": "", "call": ""}
+    decoder = getincrementaldecoder("utf-8")()
+    while rest:
+        may = allowed(mask)
+        found = [t for t in VOCABULARY.leading(rest) if may is None or t in may]
+        if not found:
+            return None
+        best = max(found, key=lambda t: len(VOCABULARY.text(t)))
+        mask.accept(best)
+        rest = rest[len(VOCABULARY.text(best)) :]
+        for piece in machine.push(best, decoder.decode(VOCABULARY.text(best))):
+            read[piece.kind] += "." if piece.kind == "call" else piece.text
+    for piece in machine.end(natural=True):
+        read[piece.kind] += "." if piece.kind == "call" else piece.text
+    return read["reasoning"], read["text"], len(read["call"])
+
+
+def test_deepseeks_replies_are_read_as_their_masks_write_them() -> None:
+    """Its format has no opening delimiter: where the prompt does not end within reasoning, none can come."""
+    called = '<｜DSML｜tool_calls>\n<｜DSML｜invoke name="f">\n</｜DSML｜invoke>\n</｜DSML｜tool_calls>'
+    assert deepseek("so</think>\n\n" + ANSWER, opens=True) == ("so", ANSWER, 0)
+    assert deepseek(ANSWER, opens=False) == ("", ANSWER, 0)
+    assert deepseek("<think>so</think>\n" + ANSWER, opens=False) is None
+    assert deepseek("so</think>\n\n" + called, opens=True) == ("so", "", 1)
+    assert deepseek(called, opens=False) == ("", "", 1)
+    assert deepseek(called, opens=False, tools=NO_TOOLS) is None
+    assert deepseek("so</think>" + called, opens=True, tools=NO_TOOLS) is None
+    mask = begun(DEEPSEEK, opens=True)
+    assert write(mask, "so")
+    mask.accept(CLOSE)
+    assert is_answer(mask, "\n" + ANSWER), "the delimiter's own token closes too"
+
+
+def test_line_breaks_of_the_answer_are_no_gap() -> None:
+    """Where the answer may begin with line breaks, every one of them is its own."""
+    for breaks, what in ((False, "ab|c"), (True, "\n?ab")):
+        assert compiled("regex", what).breaks == breaks
+    mask = begun(BY_TOKEN, tools=TOOLS, opens=True, kind="regex", what="\n?ab")
+    mask.accept(CLOSE)
+    assert write(mask, "\n") and not write(mask, "\n") and not write(mask, "<tool") and is_answer(mask, "ab")
 
 
 @pytest.mark.parametrize("opens", [False, True])

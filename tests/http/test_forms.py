@@ -171,6 +171,20 @@ def test_a_reply_in_frames() -> None:
     assert json.loads(choice["message"]["content"]) == {"answer": "<|close|>"}
 
 
+def test_deepseek_answers_at_once_where_nothing_opens_reasoning() -> None:
+    output = {"tools": "deepseek_dsml", "reasoning": ["<think>", "</think>"]}
+    with serving('<think>so it is</think>\n{"answer": "yes"}', output=output) as server:
+        choice = chat(server, response_format=NATIVE)
+    jsonschema.validate(json.loads(choice["message"]["content"]), SCHEMA)
+
+
+def test_an_answer_of_a_grammar_is_verbatim_from_its_first_character() -> None:
+    for reply in (' <tool_call>{"name": "f"}', "\n<think>so"):
+        with serving(reply, output={"tools": "hermes", "reasoning": ["<think>", "</think>"]}) as server:
+            choice = chat(server, structured_outputs={"regex": "(?s).*"}, tools=[TOOL])
+        assert choice["message"]["content"] == reply
+
+
 def test_a_budget_of_reasoning_closes_it_under_a_form() -> None:
     output = {"reasoning": ["<think>", "</think>"], "close_token": 259, "spelled": [259]}
     reply: Any = ["so it goes on " * 20]

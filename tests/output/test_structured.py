@@ -16,10 +16,10 @@ NO_TOOLS = Tools()
 
 
 def read(
-    pushed: list[Any], syntax: OutputSyntax, *, tools: Tools = NO_TOOLS, opens: bool = False
+    pushed: list[Any], syntax: OutputSyntax, *, tools: Tools = NO_TOOLS, opens: bool = False, breaks: bool = False
 ) -> tuple[str, str, int]:
     """Returns reasoning, answer text, and how many calls there were."""
-    machine = make_output(syntax, tools, opens_reasoning=opens, call_prefix="c", structured=True)
+    machine = make_output(syntax, tools, opens_reasoning=opens, call_prefix="c", structured=True, breaks=breaks)
     assert machine is not None
     reasoning, text, calls = "", "", 0
     for item in [*pushed, None]:
@@ -51,6 +51,18 @@ def test_an_answer_is_verbatim(answer: list[str], opens: bool) -> None:
 def test_tokens_of_delimiters_inside_an_answer_are_text() -> None:
     pushed = ["hm", (CLOSE, "</think>"), "\n", '"see ', (CLOSE, "</think>"), '"']
     assert read(pushed, TOKENS, opens=True) == ("hm", '"see </think>"', 0)
+
+
+@pytest.mark.parametrize("opens", [False, True])
+@pytest.mark.parametrize("syntax", [TEXTS, OutputSyntax(tools="deepseek_dsml", reasoning=("<think>", "</think>"))])
+def test_white_space_begins_an_answer(syntax: OutputSyntax, opens: bool) -> None:
+    """Of a grammar or an expression: what looks like a call or a delimiter behind it is text."""
+    before, said = (["so", "</think>"], "so") if opens else ([], "")
+    for answer in ([" ", *call()], ["\t<think>", "x"], ["  ", "</think>", " "], [" "]):
+        assert read([*before, *answer], syntax, tools=WEATHER, opens=opens) == (said, "".join(answer), 0)
+    for answer in (["\n", *call()], ["\n\n", " ", "\n"], ["\n"]):
+        assert read([*before, *answer], syntax, tools=WEATHER, opens=opens, breaks=True) == (said, "".join(answer), 0)
+    assert read(["so", "</think>", "\n\n", " a"], syntax, tools=WEATHER, opens=True) == ("so", " a", 0)
 
 
 def test_a_call_instead_of_the_answer_is_one() -> None:
