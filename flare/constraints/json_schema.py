@@ -12,8 +12,9 @@ from typing import Any
 
 import msgspec
 
+from flare.constraints.exclusion import pass_exclusive
 from flare.constraints.meetings import check_meetings
-from flare.constraints.references import SCHEMA_LISTS, SCHEMA_TABLES, SCHEMA_WORDS, is_of_schema, resolve
+from flare.constraints.references import SCHEMA_LISTS, SCHEMA_TABLES, SCHEMA_WORDS, as_uri, is_of_schema, resolve
 from flare.errors import RequestError
 
 MAX_SCHEMA = 256 << 10
@@ -43,7 +44,7 @@ MAX_BOUND = 2**53
 MAX_COUNT = 1_000_000
 """The most of `minLength`, `maxItems` and their like."""
 
-MAX_STEPS = 10_000
+MAX_STEPS = 5000
 """`multipleOf` in units of its last decimal place: so many remainders are told apart."""
 
 FORMATS = frozenset(("date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid"))
@@ -69,11 +70,12 @@ ANNOTATIONS = frozenset(
 )
 """Words that describe and do not constrain; so do all that begin with `x-`. None is passed on."""
 
-NEUTRAL: Mapping[str, Any] = {
-    "nullable": False,
-    "unevaluatedItems": True,
-    "unevaluatedProperties": True,
-    "uniqueItems": False,
+NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "nullable": (False,),
+    "propertyNames": (True, {}, {"type": "string"}),
+    "unevaluatedItems": (True, {}),
+    "unevaluatedProperties": (True, {}),
+    "uniqueItems": (False,),
 }
 """Values of words that are not enforced, by which they ask for nothing."""
 
@@ -101,6 +103,7 @@ def checked_schema(schema: Any, field: str) -> dict[str, Any]:
         raise _refused(field, f"{size} bytes of UTF-8, the limit is {MAX_SCHEMA}; send a smaller schema")
     checked = _Checker(schema, field).root()
     check_meetings(checked, field)
+    pass_exclusive(checked)
     return checked
 
 
@@ -144,7 +147,7 @@ class _Checker:
         return {
             word: self._word(word, value, f"{place}.{_shown(word)}")
             for word, value in schema.items()
-            if word not in ANNOTATIONS and not word.startswith("x-") and (value is not NEUTRAL.get(word, KEYWORDS))
+            if word not in ANNOTATIONS and not word.startswith("x-") and not _asks_nothing(word, value)
         }
 
     def _word(self, word: str, value: Any, place: str) -> Any:
@@ -192,9 +195,12 @@ class _Checker:
         self._values -= len(_listed(value, place))
         if self._values < 0:
             raise _refused(place, f"the schema lists more than {MAX_VALUES} values; list fewer")
+        for index, item in enumerate(value):
+            _check_numbers(item, f"{place}[{index}]")
         return value
 
     def _const(self, value: Any, place: str) -> Any:
+        _check_numbers(value, place)
         return value
 
     def _required(self, value: Any, place: str) -> Any:
@@ -234,7 +240,7 @@ class _Checker:
             raise _refused(place, f"{value[:80]!r} is no schema of this one; correct it")
         if not is_of_schema(value):
             raise _refused(place, f"{value[:80]!r} is a place where no schema stands; put the schema into $defs")
-        return value
+        return as_uri(value)
 
 
 def _count(value: Any, place: str) -> int:
@@ -252,6 +258,20 @@ def _bound(value: Any, place: str) -> Any:
         text = f"{value} is beyond {MAX_BOUND} on either side of 0, to which bounds are held"
         raise _refused(place, f"{text}; send a smaller one, or leave it out")
     return value
+
+
+def _check_numbers(value: Any, place: str) -> None:
+    """Raises RequestError for numbers of a listed value that would be written as others."""
+    if _is_number(value) and abs(value) > MAX_BOUND:
+        text = f"{value!r:.40} is beyond {MAX_BOUND} on either side of 0 and would be written as another number"
+        raise _refused(place, f"{text}; send it as a string")
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for name, item in inner:
+        _check_numbers(item, f"{place}[{name}]" if isinstance(value, list) else f"{place}.{_shown(name)}")
+
+
+def _asks_nothing(word: str, value: Any) -> bool:
+    return any(type(value) is type(neutral) and value == neutral for neutral in NEUTRAL.get(word, ()))
 
 
 def _decimal_digits(value: float) -> int | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from flare.constraints.references import inner_schemas, resolve
+from flare.constraints.references import every_schema, resolve
 from flare.errors import RequestError
 
 MAX_MEETING = 2
@@ -45,14 +45,7 @@ class _Meetings:
         self._known: set[frozenset[int]] = set()
 
     def check(self) -> None:
-        schemas: list[Any] = [self._whole]
-        pending: list[list[Any]] = []
-        while schemas:
-            schema = schemas.pop()
-            if isinstance(schema, dict):
-                if _joins(schema):
-                    pending.append([schema])
-                schemas += inner_schemas(schema)
+        pending: list[list[Any]] = [[schema] for schema in every_schema(self._whole) if _joins(schema)]
         while pending:
             for own in self._cases(pending.pop()):
                 self._weigh(own)

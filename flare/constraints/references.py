@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 SCHEMA_WORDS = frozenset(("additionalProperties", "items"))
 SCHEMA_LISTS = frozenset(("allOf", "anyOf", "oneOf", "prefixItems"))
@@ -36,7 +36,22 @@ def is_of_schema(reference: str) -> bool:
     return True
 
 
-def inner_schemas(schema: Mapping[str, Any]) -> Iterator[Any]:
+def as_uri(reference: str) -> str:
+    """Returns the reference as URIs write it: clients send names such as `Answer[int]` as they are."""
+    return "#" + quote(unquote(reference[1:]), safe="/~")
+
+
+def every_schema(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Returns the schema and all that stand within it, without true and false."""
+    pending: list[Any] = [schema]
+    while pending:
+        found = pending.pop()
+        if isinstance(found, dict):
+            yield found
+            pending += _inner_schemas(found)
+
+
+def _inner_schemas(schema: Mapping[str, Any]) -> Iterator[Any]:
     """Returns the schemas right within a schema."""
     for word, value in schema.items():
         if word in SCHEMA_WORDS:

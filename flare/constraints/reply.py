@@ -16,7 +16,7 @@ MAX_BREAKS = 8
 """Line breaks between reasoning and what follows it, where the answer does not begin with some itself."""
 
 
-_TOO_COMPLEX = ("Current row has", "Too many items", "too many states", "fuel")
+_TOO_COMPLEX = ("Current row has", "Too many items", "too many states", "too many expressions", "fuel")
 """What llguidance's errors hold where one of its limits was met."""
 
 

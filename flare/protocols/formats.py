@@ -134,9 +134,11 @@ def _structured_outputs(asked: OutputForm | None) -> Constraint | None:
     if asked is None:
         return None
     field = "structured_outputs"
-    kinds = [name for name in _KINDS if getattr(asked, name) not in (None, False)]
+    given = {name: getattr(asked, name) for name in _KINDS}
+    kinds = [name for name, value in given.items() if value is not None and (name != "json_object" or value)]
     for name, neutral in UNBUILT_OPTIONS.items():
-        if getattr(asked, name) not in (None, *neutral):
+        value = getattr(asked, name)
+        if not any(value is passed for passed in (None, *neutral)):
             raise unsupported(f"{field}.{name}")
     if len(kinds) != 1:
         text = f"{field}: holds {' and '.join(kinds) or 'none'} of {', '.join(_KINDS)}; send exactly one"

@@ -6,6 +6,7 @@ import json
 from random import Random
 from time import perf_counter, thread_time
 from typing import Any
+from urllib.parse import quote
 
 import jsonschema
 import pytest
@@ -178,6 +179,9 @@ def test_white_space_between_the_tokens_of_json_ends() -> None:
             "s.properties",
             "501 members, the limit is 500",
         ),
+        ({"enum": [1, [{"a": 2**53 + 1}]]}, "s.enum[1][0].a", "9007199254740993 is beyond 9007199254740992"),
+        ({"const": -(2**70)}, "s.const", "and would be written as another number; send it as a string"),
+        ({"multipleOf": 5001}, "s.multipleOf", "has too many digits"),
         ({"enum": list(range(10_001))}, "s.enum", "more than 10000 values"),
         ({"oneOf": [{"const": i} for i in range(201)]}, "s.oneOf", "201 schemas, the limit is 200"),
         (
@@ -206,10 +210,14 @@ def test_words_that_ask_for_nothing_pass() -> None:
         "x-order": 1,
         "$schema": "any",
         "$id": "here",
-        **NEUTRAL,
         "default": {"not": 1},
     }
-    assert checked_schema(schema, "s") == {"type": "array"}
+    for number in range(3):
+        neutral = {word: values[number % len(values)] for word, values in NEUTRAL.items()}
+        assert checked_schema(schema | neutral, "s") == {"type": "array"}
+    for word, value in (("uniqueItems", 0), ("nullable", None), ("propertyNames", {"type": "string", "minLength": 1})):
+        with pytest.raises(RequestError, match=f"s.{word}: not supported"):
+            checked_schema({word: value}, "s")
     assert checked_schema(True, "s") == {}
 
 
@@ -218,6 +226,87 @@ def nested(depth: int) -> Any:
     for _ in range(depth // 2):
         schema = {"type": "object", "properties": {"a": schema}}
     return schema
+
+
+def tagged(value: Any, **more: Any) -> dict[str, Any]:
+    """One of a union, as pydantic writes them."""
+    return {"type": "object", "properties": {"t": value, **more}, "required": ["t"], "additionalProperties": False}
+
+
+X, Y = {"x": {"type": "integer"}}, {"y": {"type": "string"}}
+UNION = {"a": tagged({"const": "a"}, **X), "b": tagged({"enum": ["b", "c"]}, **Y), "n": {"type": "null"}}
+
+
+@pytest.mark.parametrize(
+    ("parts", "good", "bad"),
+    [
+        (
+            [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}],
+            [{"t": "a", "x": 1}, {"t": "c", "y": ""}],
+            [{"t": "a", "y": ""}],
+        ),
+        ([{"$ref": "#/$defs/a"}, {"type": "null"}], [None, {"t": "a"}], [{"t": "b"}]),
+        ([{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}, {"$ref": "#/$defs/n"}], [None, {"t": "b"}], [1]),
+        (
+            [tagged({"const": 1}, **X), tagged({"const": 2, "type": "integer"}, **Y)],
+            [{"t": 2, "y": "a"}],
+            [{"t": 1, "y": "a"}],
+        ),
+        ([tagged({"const": True}), tagged({"const": 1})], [{"t": True}, {"t": 1}], [{"t": False}]),
+        ([{"allOf": [{"$ref": "#/$defs/a"}]}, {"type": ["string", "boolean"]}], ["s", {"t": "a"}], [1]),
+        ([{"enum": [1, "x"]}, {"enum": [2, "y"]}], [1, "y"], [3]),
+        ([{"type": "integer"}, {"type": "string"}], [1, "a"], [None, 1.5]),
+    ],
+    ids=range(8),
+)
+def test_one_of_schemas_that_exclude_each_other(parts: list[Any], good: list[Any], bad: list[Any]) -> None:
+    for schema in (
+        {"$defs": UNION, "oneOf": parts},
+        {"$defs": UNION, "oneOf": parts, "anyOf": [{}]},
+    ):
+        validator = jsonschema.Draft202012Validator(schema)
+        for value in (*good, *bad):
+            assert validator.is_valid(value) == (value in good)
+            assert is_answer(json_mask(schema), json.dumps(value)) == (value in good), value
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/a"}],
+        [tagged({"const": 1}), tagged({"const": 1.0})],
+        [{"type": "integer"}, {"type": "number"}],
+        [
+            {"properties": {"t": {"const": 1}}, "required": ["t"]},
+            {"properties": {"t": {"const": 2}}, "required": ["t"]},
+        ],
+        [{"type": "object", "properties": {"t": {"const": c}}} for c in "ab"],
+        [{"type": "string"}, {"maxLength": 3}],
+        [True, {"type": "string"}],
+    ],
+    ids=range(7),
+)
+def test_one_of_schemas_that_may_hold_together_is_refused(parts: list[Any]) -> None:
+    with pytest.raises(RequestError, match="a oneOf whose schemas do not exclude each other"):
+        json_mask({"$defs": UNION, "oneOf": parts})
+
+
+def test_an_alternative_that_is_referred_to_stays_in_its_place() -> None:
+    schema = {
+        "properties": {"a": {"oneOf": [{"type": "string"}, {"type": "null"}]}, "b": {"$ref": "#/properties/a/oneOf/0"}}
+    }
+    assert is_answer(json_mask(schema), '{"a": null, "b": "x"}') and not write(json_mask(schema), '{"b": null')
+
+
+@pytest.mark.parametrize(
+    "name", ["Answer[int]", "a b", "\u00e9", "x|y", "a<b>", "a%b", "a/b", "c~d", "a.b-C_1", "50%25"]
+)
+@pytest.mark.parametrize("quoted", [False, True])
+def test_references_to_any_name(name: str, quoted: bool) -> None:
+    step = name.replace("~", "~0").replace("/", "~1")
+    reference = "#/$defs/" + (quote(step) if quoted or "%" in step else step)
+    schema = {"$defs": {name: {"type": "integer"}}, "type": "object", "properties": {"x": {"$ref": reference}}}
+    assert is_answer(json_mask(schema), '{"x": 1}') and not write(json_mask(schema), '{"x": "')
 
 
 def test_depth() -> None:
