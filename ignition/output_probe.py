@@ -13,8 +13,8 @@ from os.path import commonprefix
 from typing import Any, Protocol
 
 from flare.conversation import Tool, Tools
-from flare.errors import RequestError
-from flare.output import FORMATS, OutputError, OutputSyntax, make_output, reply_markers
+from flare.errors import InputError, RequestError
+from flare.output import FORMATS, OutputError, OutputSyntax, make_output, reply_markers, require
 from flare.text.template import ChatTemplate
 from ignition.thinking_probe import ends_within
 
@@ -120,13 +120,18 @@ class _Replies:
         self.frame = ""
 
     def format(self) -> tuple[str | None, str | None, str]:
-        """Returns the format's name, a rendering that it reads, and what it leaves of it as text; twice None without one."""
+        """Returns the format's name, a rendering that it reads, and what it leaves of it as text; twice None without one.
+
+        Raises InputError where the rendering is of a format whose package is missing.
+        """
         for arguments in _ARGUMENTS:
             for count in (2, 1):  # some templates take one call a message
                 written = self._written([arguments] * count)
                 if written is None:
                     continue
                 for name in sorted(FORMATS):
+                    if not _readable(name, written):
+                        continue
                     calls, left = _read(name, written)
                     if calls == [("probe_tool", arguments)] * count:
                         return name, written, left
@@ -179,6 +184,18 @@ def _reasoned(template: ChatTemplate, *, parts: bool) -> str:
         return template.render(_in_form([{"role": "user", "content": _ASK}, reply], parts=parts))
     except RequestError:
         return ""
+
+
+def _readable(name: str, written: str) -> bool:
+    """Whether a format can be tried: one that needs a package may lack it. Raises InputError where the reply is of that one."""
+    try:
+        require(OutputSyntax(tools=name))
+    except InputError:
+        own = set(reply_markers(name)).difference(*REASONING)
+        if any(marker in written for marker in own):
+            raise
+        return False
+    return True
 
 
 def _read(name: str, written: str) -> tuple[list[tuple[str, Any]], str]:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 from tokenizers import AddedToken, Tokenizer, models
 
 from flare.core.manifest import Template
+from flare.errors import InputError
 from flare.output import OutputSyntax
 from flare.tables import check_facts
 from ignition.text_facts import TextFacts, _template_facts
@@ -58,6 +61,14 @@ def test_calls_as_json_objects_between_tags() -> None:
         "close_token": 4,
         "spelled": [],
     }
+
+
+def test_a_package_that_one_format_needs_is_missing_for_that_one_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The base install has no reader of DeepSeek's calls: other templates are probed all the same."""
+    monkeypatch.setitem(sys.modules, "deepseek_recipe", None)
+    assert output(HERMES, tokenizer("<|im_start|>", "<|im_end|>"))["tools"] == "hermes"
+    with pytest.raises(InputError, match=r"deepseek_dsml is read by the package deepseek-recipe .*\[deepseek\]"):
+        output((Path(__file__).parent / "text/families/deepseek.jinja").read_text(), tokenizer())
 
 
 def test_special_tokens_of_the_format_are_spelled_and_those_around_it_are_not() -> None:
