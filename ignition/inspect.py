@@ -47,6 +47,8 @@ def describe(path: Path) -> dict[str, Any]:
             "completions": True,
             "messages": chat,
             "responses": chat,
+            "decisions": chat and manifest.logprobs.explicit_ids > 0,
+            "systemone": chat and manifest.logprobs.explicit_ids > 0,
             "tools": chat and _takes_tools(manifest.template.facts),
             "logprobs": manifest.logprobs.alternatives > 0,
             "prompt_logprobs": manifest.logprobs.prompt,

@@ -313,4 +313,5 @@ def test_inspect_names_the_apis_that_the_server_serves(
     apis = describe(core)["apis"]
     model = served_model(open_core(core), RuntimeSettings(core=str(core), threads=1), kv_pages=4)
     assert apis["chat"] == apis["messages"] == apis["responses"] == model.has_template == template
+    assert apis["decisions"] == apis["systemone"] == (template and model.explicit_ids > 0)
     assert apis["tools"] == (model.has_template and model.takes_tools) and apis["completions"]

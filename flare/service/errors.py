@@ -20,6 +20,9 @@ EXTRA_HEADERS: Mapping[int, Mapping[str, str]] = {
     503: {"retry-after": "1"},
 }
 
+NO_RETRY: Mapping[str, str] = {"x-should-retry": "false"}
+"""Heard by OpenAI's and Anthropic's SDKs, which else ask again after every 500: what the model wrote is what it would write."""
+
 Envelope = Callable[[RequestError], dict[str, Any]]
 """Makes the error object of a protocol."""
 
@@ -48,7 +51,8 @@ def error_reply(error: RequestError, envelope: Envelope = error_object) -> Reply
         text = str(error)[:MAX_MESSAGE_CHARACTERS]
         body = encode_json(envelope(RequestError(text, status=error.status, type=error.type, code=error.code)))
     own = error.headers if isinstance(error, Refusal) else {}
-    return bytes_reply(body, status=error.status, headers={**EXTRA_HEADERS.get(error.status, {}), **own})
+    more = NO_RETRY if error.code == "invalid_output" else EXTRA_HEADERS.get(error.status, {})
+    return bytes_reply(body, status=error.status, headers={**more, **own})
 
 
 def failure(error: BaseException) -> RequestError:
