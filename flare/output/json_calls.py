@@ -153,9 +153,20 @@ class ArrayReader(JsonReader):
         return self._object is not None or self._place in ("head", "next")
 
     def feed(self, data: str, at: int) -> tuple[Said, int]:
+        if self._place == "between" and self._object is None:
+            at = self._take_end(data, at)
         if self._place == "end" and self._closer is None and self._object is None:
             return "done", at
         return super().feed(data, at)
+
+    def _take_end(self, data: str, at: int) -> int:
+        """Takes the white space behind an object of an array, and the array's end, which no text can have; returns how far."""
+        while at < len(data) and data[at] in SPACE:
+            at += 1
+        if data[at : at + 1] != "]":
+            return at
+        self._place = "end"
+        return at + 1
 
     def _read(self, reader: ObjectReader, data: str, at: int) -> tuple[Said, int]:
         self._place = "between" if self._array else "end"
@@ -185,11 +196,11 @@ class ArrayReader(JsonReader):
         """Behind an object of an array."""
         if self._place == "next" and char == "{":
             return "begun"
-        if self._place == "next" or char not in ",]":
+        if self._place == "next" or char != ",":
             raise not_json()
-        self._place = "next" if char == "," else "end"
+        self._place = "next"
         self._parts.clear()
-        return "more" if char == "," or self._closer is not None else "done"
+        return "more"
 
 
 HERMES = CallFormat((Opener(HermesReader.opener),), lambda opener, _tools: HermesReader(opener))

@@ -50,6 +50,9 @@ def test_calls_in_an_array_and_alone(format: str) -> None:
         (f"{opener}[{ONE}", [OSLO]),  # neither the array nor the tag is closed
         (f"{opener}[{ONE}]", [OSLO]),
         (f"{opener}{ONE} so", [OSLO, ("text", " so")]),
+        (f"{opener}[{ONE}] so", [OSLO, ("text", " so")]),  # the bracket belongs to the calls
+        (f"{opener}[{ONE} \n] <so", [OSLO, ("text", " <so")]),
+        (f"{opener}{TWO}so", [OSLO, CLOCK, ("text", "so")]),
     ):
         found = read(format, text)
         assert (found.parts, found.error) == (parts, None), text
