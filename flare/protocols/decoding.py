@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from typing import Any, TypeVar
@@ -51,6 +52,9 @@ WHOLE_CHARACTERS = re.compile(
     re.DOTALL,
 )
 """JSON up to an escaped half of a surrogate pair whose other half does not follow. Possessive: it never goes back."""
+
+MAX_PATH = 200
+"""Characters of a path that is looked for."""
 
 STEPS = re.compile(r"([^.\[\]]+)|\[([0-9]{1,9})\]")
 """The steps of a path such as "messages[0].content": names and indices."""
@@ -114,6 +118,8 @@ def invalid_field(complaint: str, kind: type, sent: Any) -> RequestError:
     if not text:
         text, path = complaint, ""
     within = path.removesuffix("`").removeprefix(".")
+    if "[...]" in within and isinstance(sent, bytes | bytearray):
+        within = _place_of_number(sent) or within
     if text.startswith(("Object contains unknown field `", "Object missing required field `")):
         name = text.split("`", 1)[1].removesuffix("`")
         param = f"{within}.{shown(name)}" if within else shown(name)
@@ -122,6 +128,37 @@ def invalid_field(complaint: str, kind: type, sent: Any) -> RequestError:
         return unknown_field(param, near_field(name, fields_at(kind, within)))
     where = f"{within}: " if within else "the body: "
     return RequestError(where + _wanted(text, _number_at(sent, within)), param=within or None)
+
+
+class _TooLarge:
+    """Stands for a number that is out of range."""
+
+
+def _place_of_number(body: bytes | bytearray) -> str:
+    """Returns the path of the first number out of range in a body, since msgspec tells no names of open objects; empty without
+    one, and for a path too long to be told."""
+
+    def number(text: str) -> type[_TooLarge] | None:
+        try:
+            msgspec.json.decode(text)
+        except msgspec.MsgspecError:
+            return _TooLarge
+        return None
+
+    try:
+        waiting: list[tuple[str, Any]] = [("", json.loads(body, parse_int=number, parse_float=number))]
+    except (ValueError, RecursionError):
+        return ""
+    while waiting:
+        path, value = waiting.pop()
+        if value is _TooLarge:
+            return path if len(path) <= MAX_PATH else ""
+        if isinstance(value, list):
+            waiting += [(f"{path}[{index}]", item) for index, item in reversed(list(enumerate(value)))]
+        elif isinstance(value, dict):
+            names = reversed(value.items())
+            waiting += [(f"{path}.{shown(name)}" if path else shown(name), item) for name, item in names]
+    return ""
 
 
 def _number_at(sent: Any, path: str) -> str:

@@ -6,6 +6,7 @@ import json
 import re
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,6 +15,7 @@ from flare.conversation import Conversation, Message, RawPrompt
 from flare.errors import RequestError
 from flare.protocols.chat import ChatCompletions
 from flare.protocols.completions import Completions
+from flare.protocols.decoding import decode_body
 from flare.protocols.messages import Messages
 from flare.protocols.refusals import SHOWN_CHARACTERS
 from flare.protocols.responses import Responses
@@ -390,3 +392,19 @@ def test_a_model_may_be_named_or_not(endpoint: Any) -> None:
         endpoint.decode(json.dumps(body | named).encode(), MODEL)
     for wrong in (5, [], {"id": "a"}):
         assert refusal(endpoint.decode, json.dumps(body | {"model": wrong}).encode(), MODEL).param == "model"
+
+
+@pytest.mark.parametrize("number", ["1e400", "-1e999", "9" * 5000])
+@pytest.mark.parametrize(
+    ("body", "path"),
+    [
+        ('{"a": %s}', "a"),
+        ('{"a": [1, {"b c": [[2.5, %s]]}]}', "a[1].b c[0][1]"),
+        ('{"a": true, "b": {"é": {"x": null, "y": %s}}, "c": 1e400}', "b.é.y"),
+        ("[[], [%s]]", "[1][0]"),
+    ],
+)
+def test_a_number_out_of_range_is_named_among_open_objects(body: str, path: str, number: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        decode_body(msgspec.json.Decoder(Any), (body % number).encode())
+    assert (str(caught.value), caught.value.param) == (f"{path}: the number is out of range", path)
