@@ -17,10 +17,11 @@ def process_age() -> float:
 
 @dataclass(slots=True)
 class Laps:
-    """Names for the stretches of one thread's time. `last` is on the monotonic clock."""
+    """Names for the stretches of one thread's time, and lines to be told with them. `last` is on the monotonic clock."""
 
     last: float = field(default_factory=time.monotonic)
     laps: list[tuple[str, float]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
     def mark(self, name: str) -> None:
         """Ends the current stretch under this name; the next one begins."""
@@ -53,4 +54,4 @@ def start_report(main: Laps, beside: Laps) -> list[str]:
     if beside.laps:
         loaded = ", ".join(f"{name} {seconds * 1e3:.0f} ms" for name, seconds in beside.laps)
         lines.append(f"loaded beside the imports: {loaded}")
-    return lines
+    return [*lines, *main.notes, *beside.notes]

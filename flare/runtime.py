@@ -135,7 +135,7 @@ class Runtime:
             from flare.replay.oracle import check_core
 
             try:
-                check_core(core, replay)
+                laps.notes.append(f"check: {check_core(core, replay)}")
             except BaseException:
                 replay.close()
                 raise

@@ -19,7 +19,16 @@ import pytest
 import flare
 from flare.config import MemorySize, RuntimeSettings
 from flare.core.directory import open_core
-from flare.core.oracle import Positions, Tolerance, read_oracle, tolerance, top_deviation, wrong_score
+from flare.core.oracle import (
+    Deviation,
+    Positions,
+    Tolerance,
+    excess,
+    read_oracle,
+    tolerance,
+    top_deviation,
+    wrong_score,
+)
 from flare.errors import CoreError, SettingError
 from flare.replay.oracle import check_oracle, pages_needed, score_prompt
 from flare.replay.program import open_replay, runnable_isas
@@ -234,8 +243,12 @@ def test_the_server_checks_itself_before_it_serves(core: Path) -> None:
     """From the variable too; the time is in the report. A wrong weight behind right checksums is one line and 1."""
     with serve(core, FLARE_CHECK="1") as process:
         assert process.stderr is not None
-        report = [process.stderr.readline() for _ in range(3)]
-        assert re.search(r"kernels \d+ ms, check \d+ ms$", report[1]) and report[2].startswith("serving "), report
+        report = [process.stderr.readline() for _ in range(4)]
+        assert re.search(r"kernels \d+ ms, check \d+ ms$", report[1]) and report[3].startswith("serving "), report
+        found = (
+            rf"check: {BEST} \d+ positions equal to the bit, log probabilities [0-9.e-]+ at most from the reference's$"
+        )
+        assert re.match(found, report[2]), report
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=30) == 0
 
@@ -246,3 +259,11 @@ def test_the_server_checks_itself_before_it_serves(core: Path) -> None:
     with serve(core, "--verify", "--check") as process:
         _, errors = process.communicate(timeout=60)
     assert process.returncode == 1 and errors.count("\n") == 1 and errors.startswith("flare: oracle: "), errors
+
+
+def test_a_divergence_far_below_zero_is_no_small_one() -> None:
+    """Over the likeliest tokens alone it may be negative: by what their share can grow within its bound, not more."""
+    allowed = tolerance(["q8"])
+    for value, problem in ((-0.15, None), (-0.16, "mean_kl -0.16 < -0.158"), (0.06, "mean_kl 0.06 > 0.05")):
+        found = Deviation(mean_kl=value, max_logprob_error=0.0, top1_agreement=1.0, worst_margin=0.0)
+        assert excess(found, allowed) == problem

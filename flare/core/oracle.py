@@ -96,7 +96,9 @@ def excess(found: Deviation, allowed: Tolerance) -> str | None:
         value, limit = getattr(found, name), getattr(allowed, name)
         if not value <= limit:  # NaN is out of tolerance too
             return f"{name} {value:.3g} > {limit:.3g}"
-    return None
+    # A divergence over some tokens may be negative, by no more than the tokens' share changes, which the whole one bounds.
+    least = -math.sqrt(allowed.mean_kl / 2)
+    return f"mean_kl {found.mean_kl:.3g} < {least:.3g}" if found.mean_kl < least else None
 
 
 def top_deviation(reference: Positions, found: Positions, at: Sequence[Sequence[float]]) -> Deviation:

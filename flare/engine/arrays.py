@@ -62,6 +62,7 @@ class StepArrays:
             if ids := request.logprobs.ids:
                 row.explicit_ids = (c_int32 * len(ids))(*ids)  # the structure keeps the array alive
                 row.explicit = len(ids)
+                row.alternatives = 0  # the ids take their place
 
     def _ids_of(self, prompt: list[int]) -> array[int]:
         """Returns a prompt's tokens, the same array for the choices of one, which come one after the other."""

@@ -84,10 +84,13 @@ def check_oracle(replay: Scorer, oracle: Oracle, isa: str, formats: Iterable[str
     Raises CoreError where they are not.
     """
     allowed = tolerance(formats)
-    compared = other_bits = other_scores = 0
+    positions = compared = other_bits = other_scores = 0
+    error = 0.0
     for index, prompt in enumerate(oracle.prompts):
         found, at = _answer(replay, prompt)
-        problem = excess(top_deviation(prompt.reference, found, at), allowed)
+        deviation = top_deviation(prompt.reference, found, at)
+        positions, error = positions + len(prompt.tokens), max(error, deviation.max_logprob_error)
+        problem = excess(deviation, allowed)
         problem = problem or wrong_score(prompt.reference, found, allowed)
         if problem is not None:
             raise CoreError(
@@ -106,11 +109,14 @@ def check_oracle(replay: Scorer, oracle: Oracle, isa: str, formats: Iterable[str
         raise CoreError(
             f"oracle: on {isa} {other_scores} of {compared} positions are scored differently; export the core again"
         )
-    return f"{compared} positions equal to the bit" if compared else "within tolerance (not run at export)"
+    met = f"{compared} positions equal to the bit" if compared else f"{positions} positions within tolerance"
+    beside = "" if compared else " (not run at export)"
+    return f"{met}{beside}, log probabilities {error:.2g} at most from the reference's"
 
 
-def check_core(core: Core, replay: CpuReplay) -> None:
-    """Checks a core's oracle on a replay of it that serves nothing yet; keys and values in its pool are overwritten.
+def check_core(core: Core, replay: CpuReplay) -> str:
+    """Checks a core's oracle on a replay of it that serves nothing yet, and returns what was found; keys and values in its pool
+    are overwritten.
 
     Raises CoreError where an answer is wrong, SettingError where the pool cannot hold the prompts.
     """
@@ -122,7 +128,8 @@ def check_core(core: Core, replay: CpuReplay) -> None:
             f"{replay.kv_pages} pages are too few for the check of the core, which takes {pages}; ask for "
             f"{pages * core.manifest.segments.kv_page_bytes} bytes, or leave --check out",
         )
-    check_oracle(replay, oracle, replay.info["isa"], core.manifest.weights.formats)
+    isa = replay.info["isa"]
+    return f"{isa} {check_oracle(replay, oracle, isa, core.manifest.weights.formats)}"
 
 
 def differing(found: Positions, stored: Positions) -> int:

@@ -11,11 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flare.engine import Delivery, ForcedToken, LogprobsWanted, Request, SamplingParams, StopCause, TokenLogprobs
+from flare.engine.arrays import StepArrays
 from flare.errors import MaskError, RequestError
 from flare.text.stops import StopMatcher, StopSet
 from tests.engine.served import GREEDY, Served, expected, request
 from tests.support.one_by_one import one_by_one
-from tests.support.scripted_replay import scripted
+from tests.support.scripted_replay import ScriptedReplay, scripted
 
 VOCABULARY = 17
 DRAWN = SamplingParams(temperature=0.9, top_k=9, repetition_penalty=1.2, seed=5)
@@ -344,3 +345,13 @@ def test_what_a_step_could_not_take_is_refused(serve: Callable[..., Served], opt
     served = serve(vocabulary=VOCABULARY)
     with pytest.raises(RequestError, match=text):
         served.engine.submit(Request(0, [1], **{"max_new_tokens": 1, "sampling": GREEDY} | options))
+
+
+def test_no_alternatives_are_computed_where_ids_take_their_place() -> None:
+    arrays = StepArrays(ScriptedReplay())
+    rows = []
+    for wanted in (LogprobsWanted(5), LogprobsWanted(5, (7, 8)), None):
+        request = Request(1, [1], 5, logprobs=wanted)
+        arrays.admit(request)
+        rows.append((request.row.alternatives, request.row.explicit))
+    assert rows == [(5, 0), (0, 2), (-1, 0)]
