@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from flare.constraints.json_schema import checked_schema
+from flare.constraints.json_schema import checked_schema, pattern_place
 from flare.constraints.reply import MAX_BREAKS, CallTracker, ReplyMask
 from flare.constraints.vocabulary import Vocabulary
 from flare.deep_stack import on_deep_stack
@@ -136,18 +136,19 @@ def _translated(constraint: Constraint) -> str:
     return LLMatcher.grammar_from_regex(text)
 
 
+_LOOKS = "a pattern with look-around or word boundaries, which are not supported; leave them out"
 _SAID = (
     ("oneOf constraints are not supported", "a oneOf whose schemas do not exclude each other; send it as anyOf"),
     ("Unsatisfiable schema", "no value is of this schema; correct it"),
+    ("NoExtensionBias", "a $ref that leads to itself and nothing else, so that no value is of this schema; correct it"),
+    (
+        "min/maxProperties only supported",
+        "minProperties or maxProperties beside optional properties; require all, or none",
+    ),
     ("are not disjoint", "two patternProperties that the same name may match; let each name match one"),
-    (
-        "regex parse error",
-        "a pattern that is not a regular expression of the linear kind; leave out look-around and the like",
-    ),
-    (
-        "lookarounds not supported",
-        "a pattern with look-around or word boundaries, which are not supported; leave them out",
-    ),
+    ("look-around, including", _LOOKS),
+    ("lookarounds not supported", _LOOKS),
+    ("regex parse error", "a pattern that is no regular expression of Rust's syntax; correct it"),
     ("'multipleOf'", "a multipleOf with too many digits; send a rounder number"),
 )
 """What llguidance says of schemas, and what is said of it here: its own words are not passed on."""
@@ -161,5 +162,7 @@ def _uncompilable(error: str, constraint: Constraint) -> RequestError:
     else:
         found = next((said for begins, said in _SAID if begins in error), None)
         text = f"holds {found}" if found and not found.startswith("no ") else found
+        if found and found.startswith("a pattern "):
+            field = pattern_place(checked_schema(constraint.definition, field), error, field)
         text = text or "cannot be compiled within bounds; send a simpler schema"
     return RequestError(f"{field}: {text}", param=field)

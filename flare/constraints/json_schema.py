@@ -14,6 +14,7 @@ import msgspec
 
 from flare.constraints.exclusion import pass_exclusive
 from flare.constraints.meetings import check_meetings
+from flare.constraints.patterns import without_nul
 from flare.constraints.references import SCHEMA_LISTS, SCHEMA_TABLES, SCHEMA_WORDS, as_uri, is_of_schema, resolve
 from flare.errors import RequestError
 
@@ -49,6 +50,9 @@ MAX_STEPS = 5000
 
 FORMATS = frozenset(("date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid"))
 """The values of `format` that are enforced. Of dates the shape is, not the calendar."""
+
+DESCRIPTIVE_FORMATS = frozenset(("binary", "double", "float", "int32", "int64", "password", "path"))
+"""Values of `format` by which OpenAPI and generators of schemas describe a type: they are passed over."""
 
 TYPES = ("array", "boolean", "integer", "null", "number", "object", "string")
 
@@ -105,6 +109,25 @@ def checked_schema(schema: Any, field: str) -> dict[str, Any]:
     check_meetings(checked, field)
     pass_exclusive(checked)
     return checked
+
+
+def pattern_place(schema: dict[str, Any], error: str, field: str) -> str:
+    """Returns where the longest pattern is that an error quotes, `field` where it quotes none. `schema` has been checked."""
+    best, found = "", field
+    pending: list[tuple[Any, str]] = [(schema, field)]
+    while pending:
+        part, place = pending.pop()
+        if isinstance(part, dict):
+            patterns = [(part["pattern"], f"{place}.pattern")] if isinstance(part.get("pattern"), str) else []
+            if isinstance(table := part.get("patternProperties"), dict):
+                patterns += [(name, f"{place}.patternProperties.{_shown(name)}") for name in table]
+            for pattern, where in patterns:
+                if len(pattern) > len(best) and pattern in error:
+                    best, found = pattern, where
+            pending += [(item, f"{place}.{_shown(name)}") for name, item in part.items()]
+        elif isinstance(part, list):
+            pending += [(item, f"{place}[{index}]") for index, item in enumerate(part)]
+    return found
 
 
 def _refused(place: str, text: str, code: str | None = None) -> RequestError:
@@ -180,7 +203,8 @@ class _Checker:
             self._patterns -= len(value)
             if self._patterns < 0:
                 raise _refused(place, f"the schema has more than {MAX_PATTERNS} of these patterns; send fewer")
-        return {name: self._any(item, f"{place}.{_shown(name)}") for name, item in value.items()}
+        checked = {name: self._any(item, f"{place}.{_shown(name)}") for name, item in value.items()}
+        return checked if word != "patternProperties" else {without_nul(name): item for name, item in checked.items()}
 
     def _type(self, value: Any, place: str) -> Any:
         for name in value if isinstance(value, list) else [value]:
@@ -213,10 +237,10 @@ class _Checker:
     def _pattern(self, value: Any, place: str) -> Any:
         if not isinstance(value, str):
             raise _refused(place, f"expected a regular expression, got {_kind(value)}")
-        return value
+        return without_nul(value)
 
     def _format(self, value: Any, place: str) -> Any:
-        if value not in FORMATS:
+        if not isinstance(value, str) or value not in FORMATS:
             shown = repr(value[:40]) if isinstance(value, str) else _kind(value)
             text = f"{shown} is not enforced; send {', '.join(sorted(FORMATS))}, or a pattern"
             raise _refused(place, text, "unsupported_parameter")
@@ -271,6 +295,8 @@ def _check_numbers(value: Any, place: str) -> None:
 
 
 def _asks_nothing(word: str, value: Any) -> bool:
+    if word == "format" and isinstance(value, str) and value in DESCRIPTIVE_FORMATS:
+        return True
     return any(type(value) is type(neutral) and value == neutral for neutral in NEUTRAL.get(word, ()))
 
 

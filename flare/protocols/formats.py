@@ -113,13 +113,13 @@ def _of_type(type: str, format: JsonSchema, field: str, place: str) -> Constrain
         raise foreign_type(f"{field}.type", type, "formats", TYPES)
     if format.schema is None:
         raise required(place)
-    return _schema(format.schema, field, place)
+    return _schema(format.schema, place)
 
 
-def _schema(schema: Any, field: str, place: str) -> Constraint:
+def _schema(schema: Any, place: str) -> Constraint:
     """A constraint whose definition is the schema as it was sent; what of it cannot be kept is refused here."""
     checked_schema(schema, place)
-    return Constraint("json_schema", schema, field, instruct=True)
+    return Constraint("json_schema", schema, place, instruct=True)
 
 
 def _grammar(text: str | None, field: str) -> Constraint | None:
@@ -145,7 +145,7 @@ def _structured_outputs(asked: OutputForm | None) -> Constraint | None:
         raise RequestError(text, param=field)
     place = f"{field}.{kinds[0]}"
     if asked.json is not None:
-        return _schema(asked.json, place, place)
+        return _schema(asked.json, place)
     if asked.json_object:
         return Constraint("json_object", None, place, instruct=True)
     if asked.choice is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from random import Random
 from time import perf_counter, thread_time
 from typing import Any
@@ -406,11 +407,15 @@ def test_patterns_of_alternatives_do_not_meet() -> None:
     [
         ({"oneOf": [{"type": "string"}, {"maxLength": 3}]}, "f: holds a oneOf whose schemas do not exclude each other"),
         ({"minItems": 3, "maxItems": 1, "type": "array"}, "f: no value is of this schema"),
+        ({"$ref": "#"}, "f: holds a $ref that leads to itself and nothing else"),
         (
-            {"type": "string", "pattern": "(?=a)b"},
-            "f: holds a pattern that is not a regular expression of the linear kind",
+            {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}},
+            "f: holds a $ref that leads to",
         ),
-        ({"type": "string", "pattern": r"\bfoo\b"}, "f: holds a pattern with look-around or word boundaries"),
+        (
+            {"properties": {"a": {}, "b": {}}, "maxProperties": 1},
+            "f: holds minProperties or maxProperties beside optional",
+        ),
         ({"patternProperties": {"^a": {"const": 1}, "^aa": {"const": 2}}}, "f: holds two patternProperties"),
     ],
 )
@@ -418,6 +423,78 @@ def test_what_cannot_be_compiled_is_said_in_our_words(schema: Any, said: str) ->
     with pytest.raises(RequestError) as caught:
         json_mask(schema)
     assert str(caught.value).startswith(said) and caught.value.param == "f"
+
+
+@pytest.mark.parametrize(
+    ("schema", "said"),
+    [
+        ({"type": "string", "pattern": "(?=a)b"}, "f.pattern: holds a pattern with look-around"),
+        (
+            {"anyOf": [{"type": "null"}, {"type": "string", "pattern": r"\bfoo\b"}]},
+            "f.anyOf[1].pattern: holds a pattern with look-around or word boundaries",
+        ),
+        (
+            {"properties": {"a": {"pattern": "(?!a[^b])"}, "b": {"pattern": "a"}}},
+            "f.properties.a.pattern: holds a pattern with",
+        ),
+        (
+            {"items": {"patternProperties": {"^(?!x)": {}}}},
+            "f.items.patternProperties.^(?!x): holds a pattern with look-around",
+        ),
+        (
+            {"type": "string", "pattern": "a["},
+            "f.pattern: holds a pattern that is no regular expression of Rust's syntax",
+        ),
+    ],
+)
+def test_a_pattern_that_is_not_supported_is_refused_by_its_place(schema: Any, said: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        json_mask(schema)
+    assert str(caught.value).startswith(said) and str(caught.value).startswith(str(caught.value.param))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "good", "bad"),
+    [
+        ('^[^"]+$', ["ab\n\\", "\u00e9\x01"], ['a"', '"']),
+        ("^[^\\\\]+$", ['"ab"', "\t"], ["\\", "a\\n"]),
+        ('^[^<>"]+$', ["a\\", "\r"], ['"', "<"]),
+        ('^[^"\\\\]*$', ["", "\n"], ['"', "\\"]),
+        ("^[\\x00-\\x21\\x23-\\x7e]+$", ["a\n"], ['"']),
+        ("^(?:[\\x00-\\x1f]|[ -!]|[#-~])+$", ["a\n"], ['"']),
+        ("^(\\x00|[\\x01-\\x1f])+$", ["\n"], ['"', "\\"]),
+        ('^[^]"]+$', ["[\n"], ['"', "]"]),
+        ('^[^\\d"]+$', ["a\n"], ['"', "1"]),
+        ('a[^"]b', ["a\nb"], ['a"b']),
+        ("^[^a-c]+$", ['"\\\n'], ["a"]),
+        ('^[a-z"]+$', ['a"'], ["\\"]),
+    ],
+)
+def test_classes_of_patterns_take_no_escapes_of_what_they_exclude(
+    pattern: str, good: list[str], bad: list[str]
+) -> None:
+    for value in (*good, *bad):
+        assert (re.search(pattern, value) is not None) == (value in good)
+        text = json.dumps(value, ensure_ascii=False)
+        assert is_answer(json_mask({"type": "string", "pattern": pattern}), text) == (value in good), text
+        schema = {"type": "object", "patternProperties": {pattern: {}}, "additionalProperties": False}
+        assert is_answer(json_mask(schema), "{" + text + ":1}") == (value in good), text
+
+
+@pytest.mark.parametrize("property", ["P", "{Alphabetic}"])
+def test_classes_of_characters_properties_take_no_escapes(property: str) -> None:
+    for pattern in (f"^\\P{property}+$", f"^[^\\p{property}]+$"):
+        excluded = '"' if property == "P" else "a"
+        assert not is_answer(json_mask({"type": "string", "pattern": pattern}), json.dumps(excluded))
+        assert is_answer(json_mask({"type": "string", "pattern": pattern}), '"1\\n"')
+
+
+def test_formats_that_describe_a_type_are_passed_over() -> None:
+    for format in ("int32", "int64", "float", "double", "binary", "path", "password"):
+        assert checked_schema({"type": "integer", "format": format}, "s") == {"type": "integer"}
+    for format in ("byte", "date-time-local", 7, ["int32"]):
+        with pytest.raises(RequestError, match="s.format: "):
+            checked_schema({"format": format}, "s")
 
 
 @pytest.mark.parametrize("format", sorted(FORMATS))

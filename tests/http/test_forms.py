@@ -142,7 +142,11 @@ def test_what_cannot_be_compiled_is_refused_before_anything_runs() -> None:
             (CHAT, {"messages": HI, "grammar": "start: ("}),
         ):
             status, answer = server.post(path, body)
-            assert status == 400 and answer["error"]["param"] in ("response_format", "text.format", "grammar")
+            assert status == 400 and answer["error"]["param"] in (
+                "response_format.json_schema.schema",
+                "text.format.schema",
+                "grammar",
+            )
 
 
 def test_a_grammar_that_becomes_too_much_ends_its_own_answer_only() -> None:

@@ -63,7 +63,7 @@ def test_formats(name: str) -> None:
     found = constraint(name, **form(name, {"type": "json_object"}))
     assert found == Constraint("json_object", None, field, instruct=True)
     format = {"type": "json_schema", "name": "A", "description": "d", "strict": True, "schema": SCHEMA}
-    assert constraint(name, **form(name, format)) == Constraint("json_schema", SCHEMA, field, instruct=True)
+    assert constraint(name, **form(name, format)) == Constraint("json_schema", SCHEMA, PLACE[name], instruct=True)
 
 
 @pytest.mark.parametrize("name", ENDPOINTS)
@@ -112,6 +112,10 @@ def test_other_types_are_refused(name: str) -> None:
         ({"structured_outputs": {"choice": []}}, "structured_outputs.choice"),
         ({"structured_outputs": {"choice": ["a", ""]}}, "structured_outputs.choice"),
         ({"structured_outputs": {"regex": ""}}, "structured_outputs.regex"),
+        ({"structured_outputs": {"json": 0}}, "structured_outputs.json"),
+        ({"structured_outputs": {"json": False}}, "structured_outputs.json"),
+        ({"structured_outputs": {"json": 0, "regex": "a"}}, "structured_outputs"),
+        ({"structured_outputs": {"regex": "a", "disable_any_whitespace": 0}}, "structured_outputs.disable_any_whitespace"),
         ({"structured_outputs": {"json": {"not": {}}}}, "structured_outputs.json.not"),
         ({"structured_outputs": {"xgrammar": 1}}, "structured_outputs.xgrammar"),
         ({"structured_outputs": [1]}, "structured_outputs"),
