@@ -6,7 +6,7 @@ import re
 from ctypes import addressof, c_uint32
 from random import Random
 from threading import Thread
-from time import perf_counter
+from time import thread_time
 from typing import Any
 
 import pytest
@@ -111,28 +111,42 @@ def test_what_cannot_be_compiled(kind: Any, definition: str, said: str) -> None:
     assert str(error).startswith(said) and error.param == "f" and error.status == 400 and len(str(error)) < 200
 
 
+LISTS = [{"type": "array", "items": {"type": ["string", "array"], "maxLength": i}} for i in range(24)]
+NESTED = {"anyOf": [{"type": "array", "minItems": 20, "items": {"anyOf": LISTS[i : i + 12]}} for i in range(12)]}
+"""Lists of which it shows late which of 144 they are."""
+
+
 @pytest.mark.parametrize(
     ("kind", "definition"),
     [
         ("lark", 'start: start start | "a"'),
+        ("lark", "start: start start | /[a-z ]/"),
+        ("lark", "start: start start start | start start | /[a-z ]/"),
+        ("lark", "start: a*\na: b*\nb: c*\nc: /[a-z ]/ | a a"),
         ("lark", "start: x+\nx: /[a-z]+/ | /[a-z ]+/ | x x"),
+        ("json_schema", NESTED),
         ("lark", "start: x{1,100000}\nx: /[a-z]/ | /[a-z][a-z]/"),
         ("regex", "[a-z ]*a[a-z ]{200}"),
         ("regex", "(?s:.*a.{30}b.*c.{20})"),
         ("regex", r"(\p{L}|\p{N}){1,1000}\p{Lu}(\w){30}"),
     ],
 )
-def test_a_step_is_bounded_and_what_takes_more_ends_the_reply(kind: Any, definition: str) -> None:
-    mask, random, slowest = compiled(kind, definition).start(None), Random(1), 0.0
+def test_a_step_is_bounded_and_what_takes_more_ends_the_reply(kind: Any, definition: Any) -> None:
+    """It takes about 10 ms of the thread's time, here held to ten times that."""
+    try:
+        mask, random, slowest = compiled(kind, definition).start(None), Random(1), 0.0
+    except RequestError as error:
+        assert "cannot be compiled" in str(error)
+        return
     for _ in range(120):
-        started = perf_counter()
+        started = thread_time()
         try:
             may = allowed(mask)
         except MaskError as error:
             assert "became too complex" in str(error)
             break
         finally:
-            slowest = max(slowest, perf_counter() - started)
+            slowest = max(slowest, thread_time() - started)
         assert may
         if may <= VOCABULARY.stops:
             break
@@ -141,7 +155,7 @@ def test_a_step_is_bounded_and_what_takes_more_ends_the_reply(kind: Any, definit
         except MaskError as error:
             assert "became too complex" in str(error)
             break
-    assert slowest < 1.0
+    assert slowest < 0.1
 
 
 def test_a_constraint_is_checked_once_and_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
