@@ -104,7 +104,7 @@ class ServedModel:
         if self.ranges is None:
             low, high = VALID[name]
             if not low <= value <= high:
-                raise RequestError(f"{name}: {value} is outside {low:g} to {high:g}", param=name)
+                raise RequestError(f"{name}: {value} is outside {low:.10g} to {high:.10g}", param=name)
             return value
         bounds = self.ranges.get(name)
         if bounds is None:

@@ -20,7 +20,7 @@ from flare.served import ServedModel
 TokenCount = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 PositiveTokens = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
-Int32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
+Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 
 MAX_STOP_STRINGS = 4
 MAX_STOP_BYTES = 4096
@@ -42,7 +42,7 @@ class SamplingFields(FormatFields, kw_only=True):
     """How tokens are drawn, which end a reply, and what bounds it, on every endpoint; None is "not sent"."""
 
     temperature: float | None = None
-    top_k: Int32 | None = None
+    top_k: Int64 | None = None
     top_p: float | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None

@@ -461,3 +461,15 @@ def test_what_is_echoed_is_bounded() -> None:
         status, answer = server.post(RAW, {"prompt": "p" * 300, "echo": True, "n": 4})
         assert status == 400 and answer["error"]["param"] == "echo"
         assert server.post(RAW, {"prompt": "p" * 300, "echo": False, "n": 4})[0] == 200
+
+
+def test_a_great_top_k_is_clamped_by_ranges_and_else_refused() -> None:
+    body = {"prompt": "x", "max_tokens": 1}
+    with LiveServer(model={"ranges": {"top_k": (1, 40)}}) as live:
+        for value in (2**31, 2**63 - 1, -(2**63)):
+            assert live.post(RAW, body | {"top_k": value})[0] == 200
+    with LiveServer() as live:
+        for value in (2**31, -(2**31) - 1):
+            status, answer = live.post(RAW, body | {"top_k": value})
+            assert (status, answer["error"]["param"]) == (400, "top_k")
+            assert str(value) in answer["error"]["message"] and "-1 to 2147483647" in answer["error"]["message"]

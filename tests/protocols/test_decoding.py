@@ -191,7 +191,7 @@ def test_long_and_foreign_names_are_compared_with_none() -> None:
         ("top_k", 1.5, "expected an integer, got a number, 1.5"),
         ("top_k", 1.0, "expected an integer, got a number, 1.0"),
         ("top_k", True, "expected an integer, got true or false"),
-        ("top_k", 2**31, "expected an integer <= 2147483647, got 2147483648"),
+        ("top_k", 2**63, "expected an integer <= 9223372036854775807, got 9223372036854775808"),
         ("seed", -1, "expected an integer >= 0, got -1"),
         ("seed", 2**64, "<= 9223372036854775807, got 18446744073709551616"),
         ("seed", 10**400, "<= 9223372036854775807, got a huge number"),
