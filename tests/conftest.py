@@ -68,8 +68,13 @@ def tiny_core(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return once(tmp_path_factory, "tiny", lambda path: export_core(str(checkpoint), path, Options()))
 
 
+LONGEST = ("test_quality.py", "test_export.py", "test_parity.py", "test_invariance.py", "test_logprob_truth.py")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests marked gpu run where a CUDA device is; elsewhere they are counted as not run, with the reason."""
+    """The files that take longest come first, so that no process works on one while the others have nothing left. Tests
+    marked gpu run where a CUDA device is; elsewhere they are counted as not run, with the reason."""
+    items.sort(key=lambda item: item.path.name not in LONGEST)
     if shutil.which("nvidia-smi"):
         return
     for item in items:
