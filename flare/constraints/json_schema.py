@@ -15,7 +15,15 @@ import msgspec
 from flare.constraints.exclusion import pass_exclusive
 from flare.constraints.meetings import check_meetings
 from flare.constraints.patterns import without_nul
-from flare.constraints.references import SCHEMA_LISTS, SCHEMA_TABLES, SCHEMA_WORDS, as_uri, is_of_schema, resolve
+from flare.constraints.references import (
+    SCHEMA_LISTS,
+    SCHEMA_TABLES,
+    SCHEMA_WORDS,
+    as_uri,
+    every_schema,
+    is_of_schema,
+    resolve,
+)
 from flare.errors import RequestError
 
 MAX_SCHEMA = 256 << 10
@@ -108,7 +116,19 @@ def checked_schema(schema: Any, field: str) -> dict[str, Any]:
     checked = _Checker(schema, field).root()
     check_meetings(checked, field)
     pass_exclusive(checked)
+    _spell_names_out(checked)
     return checked
+
+
+def _spell_names_out(schema: dict[str, Any]) -> None:
+    """Says of free names beside `properties` that they match a pattern, in place: llguidance takes escapes such as `\\u0061`
+    for free names, and none in names of a pattern, so that an escaped one could stand for one of `properties`."""
+    schemas = list(every_schema(schema))
+    if any("patternProperties" in found for found in schemas):
+        return  # of two patterns that the same name may match nothing is known
+    for found in schemas:
+        if found.get("properties") and found.get("additionalProperties", True) is True:
+            found |= {"patternProperties": {"": {}}, "additionalProperties": False}
 
 
 def pattern_place(schema: dict[str, Any], error: str, field: str) -> str:

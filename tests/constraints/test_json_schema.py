@@ -489,6 +489,43 @@ def test_classes_of_characters_properties_take_no_escapes(property: str) -> None
         assert is_answer(json_mask({"type": "string", "pattern": pattern}), '"1\\n"')
 
 
+A, B = {"properties": {"a": {"type": "integer"}}}, {"properties": {"b": {"type": "integer"}}}
+OPEN = [
+    A,
+    {"type": "object", **A, "required": ["a"]},
+    {"allOf": [A, B]},
+    {"allOf": [A, {"additionalProperties": {"type": "integer"}}]},
+    {"allOf": [A, {**B, "additionalProperties": False}]},
+    {"allOf": [A, {"required": ["b"]}], "minProperties": 1},
+    {"$defs": {"A": A}, "$ref": "#/$defs/A", **B},
+    {"anyOf": [{**A, "type": "object"}, {**B, "type": "object", "required": ["b"]}]},
+]
+
+
+@pytest.mark.parametrize("schema", OPEN, ids=range(len(OPEN)))
+def test_free_names_beside_properties(schema: Any) -> None:
+    validator = jsonschema.Draft202012Validator(schema)
+    for text in (
+        '{"a":1}',
+        '{"a":"x"}',
+        '{"a":1,"b":"x"}',
+        '{"a":1,"b":2}',
+        '{"b":2}',
+        '{"b":"x"}',
+        '{"a":1,"b":2,"c":3}',
+        '{"a":1,"b":2,"c":"x"}',
+        '{"a":1,"b":2,"ab":3,"\u00e9":4,"":5,"q\\"\\n":6}',
+    ):
+        assert is_answer(json_mask(schema), text) == validator.is_valid(json.loads(text)), text
+
+
+@pytest.mark.parametrize("schema", OPEN[:2], ids=range(2))
+def test_free_names_hold_no_escapes(schema: Any) -> None:
+    for text in ('{"\\u0061":"x"', '{"a":1,"\\u0061":"x"', '{"a":1,"b\\u0061"'):
+        assert not write(json_mask(schema), text)
+    assert is_answer(json_mask(schema), '{"a":1,"\\t\\u0001":2}'), "control characters are written so"
+
+
 def test_formats_that_describe_a_type_are_passed_over() -> None:
     for format in ("int32", "int64", "float", "double", "binary", "path", "password"):
         assert checked_schema({"type": "integer", "format": format}, "s") == {"type": "integer"}
