@@ -264,7 +264,7 @@ def test_inspect_says_what_people_ask_for(core: Path) -> None:
         "context",
         "256 tokens",
         "f32",
-        "chat, completions, messages, responses, logprobs\n",
+        "chat, completions, messages, responses, decisions, systemone, logprobs\n",
         "up to 20 alternatives, or 128 given ids; prompts are not scored (export with --prompt-logprobs)\n",
         "x86-64-v3",
         "thinking levels: none",
