@@ -80,7 +80,7 @@ def measure(core: Path, rounds: int) -> list[dict[str, Any]]:
     """Returns a row a form, vocabulary and round: microseconds a token, of the slowest mask, and of compiling."""
     from flare.constraints import Constraints, Vocabulary
     from flare.core.directory import open_core
-    from flare.runtime import load_text
+    from flare.loading import load_text
 
     opened = open_core(core)
     tokenizer, _ = load_text(opened)
@@ -103,13 +103,15 @@ def measure(core: Path, rounds: int) -> list[dict[str, Any]]:
 
 def _drive(constraints: Any, kind: Any, definition: Any, text: str) -> dict[str, Any]:
     """Compiles a constraint and writes a text under it."""
+    from flare.constraints import checked_schema
     from flare.conversation import Constraint
 
     vocabulary = constraints.vocabulary
     words = (c_uint32 * vocabulary.words)()
     address = addressof(words)
     started = perf_counter()
-    (compiled,) = constraints.compile(Constraint(kind, definition, "form"))
+    enforced = checked_schema(definition, "form") if kind == "json_schema" else None
+    (compiled,) = constraints.compile(Constraint(kind, definition, "form", enforced=enforced))
     compiling = perf_counter() - started
     mask = compiled.start(None)
     rest, fills, accepts = text.encode(), [], []

@@ -65,7 +65,7 @@ def compare(core: Path, rounds: int) -> list[dict[str, Any]]:
 
 def flare(core: Path) -> Callable[[list[dict[str, Any]]], list[int]]:
     from flare.core.directory import open_core
-    from flare.runtime import load_text
+    from flare.loading import load_text
     from flare.text.prompt import encode_prompt
 
     tokenizer, template = load_text(open_core(core))

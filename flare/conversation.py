@@ -165,13 +165,15 @@ class Constraint(msgspec.Struct, frozen=True):
     """What the answer has to be: any JSON object, JSON of a schema, or a text of a grammar. Reasoning and calls stay free.
 
     `definition` is the schema as decoded JSON, or the grammar's text; `field` is the client's name for it, for error texts.
-    `instruct`: a conversation's system prompt says so too.
+    `instruct`: a conversation's system prompt says so too. `enforced` is what `flare.constraints.checked_schema` makes of a
+    schema.
     """
 
     kind: Literal["json_object", "json_schema", "lark", "regex"]
     definition: Any = None
     field: str = "response_format"
     instruct: bool = False
+    enforced: Any = None
 
 
 class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):

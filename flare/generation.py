@@ -11,17 +11,7 @@ from collections.abc import Callable, Iterable
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol
 
-from flare.conversation import (
-    Called,
-    Cause,
-    Event,
-    Failed,
-    Finished,
-    Observed,
-    Reasoning,
-    Text,
-    Timings,
-)
+from flare.conversation import Called, Cause, Event, Failed, Finished, Observed, Reasoning, Text, Timings
 from flare.errors import RequestError
 from flare.failures import log_failure
 from flare.output import Output, OutputError, Piece
@@ -180,9 +170,7 @@ class Choice:
                 if stops is not None:
                     text, matched = stops.push(text)
                 if matched is not None:
-                    if self.output is not None:
-                        for _ in self.output.end(natural=True):
-                            pass  # only for its complaints: what it held back comes after the stop
+                    self._complain()
                     self._stop(text, matched)
                     return True
                 if text:
@@ -190,13 +178,23 @@ class Choice:
                 continue
             if stops is not None and (held := stops.flush()):
                 self._emit(Text, held)
-            if piece.kind == "reasoning":
-                self._emit(Reasoning, piece.text)
-            else:
-                assert piece.call is not None
-                self.calls += 1
-                self._emit(Called, piece.call)
+            self._emit_beside(piece)
         return False
+
+    def _complain(self) -> None:
+        """Raises OutputError where an answer that a stop string ends is none; what is held back comes after the stop."""
+        if self.output is not None:
+            for _ in self.output.end(natural=True):
+                pass
+
+    def _emit_beside(self, piece: Piece) -> None:
+        """Makes the event of a piece that is no answer text."""
+        if piece.kind == "reasoning":
+            self._emit(Reasoning, piece.text)
+        else:
+            assert piece.call is not None
+            self.calls += 1
+            self._emit(Called, piece.call)
 
     def _emit(self, kind: Any, content: Any) -> None:
         tokens, self._unreported = self._unreported, 0

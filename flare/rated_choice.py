@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from flare.conversation import Called, Logprobed, Reasoning, Text
+from flare.conversation import Logprobed, Text
 from flare.generation import NATURAL, NO_TOKEN, Choice
 from flare.output import OutputError, Piece
 from flare.token_entries import Entries
@@ -84,9 +84,7 @@ class RatedChoice(Choice):
                 text, matched = stops.push(text)
             entries.shown += len(text)
             if matched is not None:
-                if self.output is not None:
-                    for _ in self.output.end(natural=True):
-                        pass  # only for its complaints: what it held back comes after the stop
+                self._complain()
                 self._send(entries.cut())
                 self._stop(text, matched)
                 return True
@@ -99,12 +97,7 @@ class RatedChoice(Choice):
             self._send(entries.release(end))
             self._emit(Text, held)
         self._send(entries.release(end))
-        if piece.kind == "reasoning":
-            self._emit(Reasoning, piece.text)
-        else:
-            assert piece.call is not None
-            self.calls += 1
-            self._emit(Called, piece.call)
+        self._emit_beside(piece)
         return False
 
     def _send(self, released: Logprobed | None) -> bool:

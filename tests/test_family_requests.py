@@ -11,7 +11,8 @@ from tokenizers import Tokenizer, models
 
 from flare.api import InProcess
 from flare.config import ServerSettings
-from flare.runtime import Runtime, output_syntax
+from flare.loading import output_syntax
+from flare.runtime import Runtime
 from flare.text.template import ChatTemplate
 from ignition.text_facts import _template_facts
 from tests.support.fast_replay import FastReplay

@@ -32,10 +32,11 @@ from flare.conversation import (
 )
 from flare.core.manifest import Limits, Logprobs, Model, Sampling, Template, Tokens
 from flare.errors import RequestError, SettingError
+from flare.loading import served_model
 from flare.memory import choose_kv_pages, free_memory
 from flare.output import OutputSyntax
 from flare.prompting import CALL_A_TOOL, template_messages
-from flare.runtime import Runtime, served_model
+from flare.runtime import Runtime
 from flare.text import stops
 from flare.thinking import NO_THINKING
 from tests.support.live_server import EOS, LiveServer, reply

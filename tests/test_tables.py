@@ -16,9 +16,9 @@ from flare.core.manifest import Template
 from flare.core.sampling import NEUTRAL, VALID
 from flare.engine import SamplingParams
 from flare.errors import CoreError, InputError, SettingError
+from flare.loading import load_text, served_model
 from flare.output import OutputSyntax
 from flare.protocols.models import model_card
-from flare.runtime import load_text, served_model
 from flare.thinking import NO_THINKING
 from tests.support.live_server import byte_tokenizer
 from tests.test_runtime import make_core

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from flare.config import RuntimeSettings
 from flare.conversation import Tool, Tools
 from flare.errors import InputError
+from flare.loading import served_model
 from flare.output import OutputError, OutputSyntax, make_output
-from flare.runtime import served_model
 from flare.text.detokenizer import Detokenizer
 from flare.thinking_budget import reasoning_open
 from tests.server.test_known_faults import CHAT, MESSAGES, RESPONSES, Answer, body, events, put_together, tools, whole

@@ -16,7 +16,7 @@ import pytest
 
 from flare.config import RuntimeSettings
 from flare.core.directory import open_core
-from flare.runtime import served_model
+from flare.loading import served_model
 from ignition.inspect import describe, render
 from ignition.validate import validate_core
 from tests.support.forged_cores import changed, forge, forge_manifest, forge_weights, graph, without_levels

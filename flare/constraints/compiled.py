@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from flare.constraints.json_schema import checked_schema, pattern_place
+from flare.constraints.json_schema import pattern_place
 from flare.constraints.reply import MAX_BREAKS, CallTracker, ReplyMask
 from flare.constraints.vocabulary import Vocabulary
 from flare.deep_stack import on_deep_stack
@@ -26,7 +26,7 @@ WHITE_SPACE = r"[ \t\r\n]{1,32}"
 """What may stand between the tokens of JSON: a model that finds no end of white space would run to its limit."""
 
 KEPT = 32
-"""Constraints that are kept checked: agents send the same one each time."""
+"""Constraints whose form is kept: agents send the same one each time."""
 
 # A step may take about 10 ms for the lexer and as much for the parser. Most take less than 1 ms and some 100 items; an
 # ambiguous grammar takes all of them, and 50,000 would be 280 ms with a vocabulary of 49,000 tokens.
@@ -38,7 +38,7 @@ _LIMITS = {
     "max_grammar_size": 200_000,
     "verbose_errors": False,
 }
-JSON_OPEN_ITEMS, _OPEN_ITEMS = 4000, {"lark": 400, "regex": 400}
+_OPEN_ITEMS = {"json_object": 4000, "json_schema": 4000, "lark": 400, "regex": 400}
 """Alternatives that may be open at once. An object has four for each member that may come next."""
 
 
@@ -89,7 +89,7 @@ class Constraints:
         return [CompiledConstraint(matcher, self.vocabulary) for matcher in matchers]
 
     def _grammar(self, constraint: Constraint) -> str:
-        """Returns llguidance's form of a constraint, checked now or before."""
+        """Returns llguidance's form of a constraint, made now or before."""
         key = constraint.kind, msgspec.json.encode(constraint.definition)
         with self._lock:
             if (found := self._kept.get(key)) is not None:
@@ -105,7 +105,7 @@ class Constraints:
     def _matcher(self, grammar: str, constraint: Constraint) -> LLMatcher:
         from llguidance import LLMatcher, LLParserLimits
 
-        limits = LLParserLimits(**_LIMITS, max_items_in_row=_OPEN_ITEMS.get(constraint.kind, JSON_OPEN_ITEMS))
+        limits = LLParserLimits(**_LIMITS, max_items_in_row=_OPEN_ITEMS[constraint.kind])
         matcher = LLMatcher(self.vocabulary.native, grammar, log_level=0, limits=limits)
         if not matcher.is_error():
             # The first mask takes the longest: here it delays nobody, and what it cannot be made for is refused.
@@ -121,9 +121,7 @@ def _translated(constraint: Constraint) -> str:
     from llguidance import LLMatcher
 
     if constraint.kind in ("json_object", "json_schema"):
-        schema = {"type": "object"}
-        if constraint.kind == "json_schema":
-            schema = checked_schema(constraint.definition, constraint.field)
+        schema = {"type": "object"} if constraint.kind == "json_object" else constraint.enforced
         options = {"whitespace_flexible": True, "whitespace_pattern": WHITE_SPACE, "lenient": False}
         return LLMatcher.grammar_from_json_schema(msgspec.json.encode(schema).decode(), overrides=options)
     text = constraint.definition
@@ -164,6 +162,6 @@ def _uncompilable(error: str, constraint: Constraint) -> RequestError:
         found = next((said for begins, said in _SAID if begins in error), None)
         text = f"holds {found}" if found and not found.startswith("no ") else found
         if found and found.startswith("a pattern "):
-            field = pattern_place(checked_schema(constraint.definition, field), error, field)
+            field = pattern_place(constraint.enforced, error, field)
         text = text or "cannot be compiled within bounds; send a simpler schema"
     return RequestError(f"{field}: {text}", param=field)

@@ -75,14 +75,14 @@ class StepArrays:
         replay = self.replay
         tokens, positions, slots, rows = replay.tokens, replay.positions, replay.slots, replay.rows
         sampled: list[Request] = []
-        scoring: list[tuple[Request, int, int]] = []
+        scoring: list[tuple[Request, int, int, int]] = []
         end = 0
         for request, count, wants_row in chunks:
             start = request.computed
             if request.mapped != len(request.pages):
                 self._map(request)
             if request.score is not None and request.scored < len(request.prompt) - 1:
-                scoring.append((request, start, end))
+                scoring.append((request, start, count, end))
             if count == 1:
                 tokens[end] = request.tokens[start]
                 positions[end] = start
@@ -100,9 +100,8 @@ class StepArrays:
         if not scoring:
             return Filled(end, sampled, [], len(sampled))
         scored, row = [], len(sampled)
-        lengths = {id(request): length for request, length, _ in chunks}
-        for request, start, place in scoring:
-            first, last = request.unscored(start, lengths[id(request)])
+        for request, start, count, place in scoring:
+            first, last = request.unscored(start, count)
             scored.append(Scored(request, row, first, last))
             assert request.score is not None
             for position in range(first, last):

@@ -248,14 +248,7 @@ class Engine:
     def _score(self, filled: Filled) -> list[Request]:
         """Delivers the scores of prompts that the step's rows give; returns the requests whose rows give none."""
         first = len(filled.sampled)
-        try:
-            self._replay.score(first, filled.rows - first)
-        except ReplayDead:
-            raise
-        except CoreError:
-            log_failure(_log, f"the logits of some of {len(filled.scored)} prompts are no scores; these requests end")
-        except Exception:
-            log_failure(_log, f"scoring failed; its {len(filled.scored)} requests end")
+        if not self._runs(self._replay.score, (first, filled.rows - first), "scoring", len(filled.scored)):
             return [scored.request for scored in filled.scored]
         rows, failed = self._replay.logprobs, []
         for request, row, start, end in filled.scored:
@@ -275,17 +268,25 @@ class Engine:
                     self._deliveries.append(Delivery(request, [], scores=entries))
         return failed
 
-    def _sample(self, sampled: list[Request], unscored: list[Request]) -> None:
-        """Draws the next token of `sampled`, and takes it but for those of `unscored`."""
-        failed = self._arrays.draw(sampled)
+    @staticmethod
+    def _runs(call: Callable[..., None], arguments: tuple[int, ...], what: str, requests: int) -> bool:
+        """Calls the replay on the rows of a step; returns whether it gave something, if not for every row. Raises
+        ReplayDead."""
         try:
-            self._replay.sample(len(sampled))
+            call(*arguments)
         except ReplayDead:
             raise
         except CoreError:
-            log_failure(_log, f"the logits of some of {len(sampled)} requests give no token; these requests end")
+            log_failure(_log, f"{what} gave nothing for some rows of {requests} requests; these requests end")
         except Exception:
-            log_failure(_log, f"sampling failed; its {len(sampled)} requests end")
+            log_failure(_log, f"{what} failed; its {requests} requests end")
+            return False
+        return True
+
+    def _sample(self, sampled: list[Request], unscored: list[Request]) -> None:
+        """Draws the next token of `sampled`, and takes it but for those of `unscored`."""
+        failed = self._arrays.draw(sampled)
+        if not self._runs(self._replay.sample, (len(sampled),), "sampling", len(sampled)):
             for request in sampled:
                 if request not in unscored:
                     self._fail(request)

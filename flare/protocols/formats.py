@@ -118,8 +118,7 @@ def _of_type(type: str, format: JsonSchema, field: str, place: str) -> Constrain
 
 def _schema(schema: Any, place: str) -> Constraint:
     """A constraint whose definition is the schema as it was sent; what of it cannot be kept is refused here."""
-    checked_schema(schema, place)
-    return Constraint("json_schema", schema, place, instruct=True)
+    return Constraint("json_schema", schema, place, instruct=True, enforced=checked_schema(schema, place))
 
 
 def _grammar(text: str | None, field: str) -> Constraint | None:

@@ -22,12 +22,14 @@ from flare.protocols.systemone_fields import MAX_CRITERIA, MAX_LEVELS, MAX_QUEST
 
 STRUCTURE = any_of(TEXT, OBJECT, array_of({}))
 MAYBE_STRUCTURE = any_of(TEXT, OBJECT, array_of({}), NULL)
-PROBABILITIES: Schema = {"type": "object", "additionalProperties": {"type": "number", "minimum": 0, "maximum": 1}}
 CERTAINTY: Schema = {"type": "number", "minimum": 0, "maximum": 1}
 
 
 def _map(values: Schema, **bounds: int) -> Schema:
     return {"type": "object", "additionalProperties": values, **bounds}
+
+
+PROBABILITIES = _map(CERTAINTY)
 
 
 def _question(kind: str, criteria: Schema, *, required: bool) -> Schema:
@@ -55,9 +57,11 @@ SCHEMAS: Mapping[str, Schema] = {
                 "model": TEXT,
                 "state": STRUCTURE,
                 "questions": {
-                    **_map(any_of(*(ref(f"SystemOne{kind}") for kind in QUESTIONS))),
-                    "minProperties": 1,
-                    "maxProperties": MAX_QUESTIONS,
+                    **_map(
+                        any_of(*(ref(f"SystemOne{kind}") for kind in QUESTIONS)),
+                        minProperties=1,
+                        maxProperties=MAX_QUESTIONS,
+                    ),
                     "propertyNames": SOME_TEXT,
                 },
             },

@@ -8,7 +8,7 @@ from functools import cache
 from random import Random
 from typing import Any
 
-from flare.constraints import CompiledConstraint, Constraints, ReplyMask, Vocabulary
+from flare.constraints import CompiledConstraint, Constraints, ReplyMask, Vocabulary, checked_schema
 from flare.conversation import Constraint
 from flare.errors import MaskError
 from flare.output import OutputSyntax, Ways
@@ -39,7 +39,8 @@ def token(name: str) -> int:
 
 
 def compiled(kind: Any, definition: Any = None, field: str = "f") -> CompiledConstraint:
-    (found,) = constraints().compile(Constraint(kind, definition, field))
+    enforced = checked_schema(definition, field) if kind == "json_schema" else None
+    (found,) = constraints().compile(Constraint(kind, definition, field, enforced=enforced))
     return found
 
 

@@ -158,18 +158,19 @@ def test_a_step_is_bounded_and_what_takes_more_ends_the_reply(kind: Any, definit
     assert slowest < 0.1
 
 
-def test_a_constraint_is_checked_once_and_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    checked: list[Any] = []
-    check = compiling.checked_schema
-    monkeypatch.setattr(compiling, "checked_schema", lambda *given: checked.append(given) or check(*given))
-    model, form = Constraints(VOCABULARY), Constraint("json_schema", {"type": "object"}, "a")
-    assert len(model.compile(form, 3)) == 3 and len(checked) == 1
-    model.compile(Constraint("json_schema", {"type": "object"}, "b"))
-    assert len(checked) == 1
+def test_a_constraint_is_translated_once_and_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    translated: list[Any] = []
+    translate = compiling._translated
+    monkeypatch.setattr(compiling, "_translated", lambda form: translated.append(form) or translate(form))
+    schema = {"type": "object"}
+    model, form = Constraints(VOCABULARY), Constraint("json_schema", schema, "a", enforced=schema)
+    assert len(model.compile(form, 3)) == 3 and len(translated) == 1
+    model.compile(Constraint("json_schema", schema, "b", enforced=schema))
+    assert len(translated) == 1
     for number in range(KEPT):
         model.compile(Constraint("regex", f"a{number}", "b"))
     model.compile(form)
-    assert len(checked) == 2
+    assert len(translated) == KEPT + 2
 
 
 def test_a_reply_that_meets_a_limit_ends_alone(monkeypatch: pytest.MonkeyPatch) -> None:

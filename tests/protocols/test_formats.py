@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from flare.constraints import checked_schema
 from flare.conversation import Constraint
 from flare.errors import RequestError
 from flare.protocols.chat import ChatCompletions
@@ -63,7 +64,9 @@ def test_formats(name: str) -> None:
     found = constraint(name, **form(name, {"type": "json_object"}))
     assert found == Constraint("json_object", None, field, instruct=True)
     format = {"type": "json_schema", "name": "A", "description": "d", "strict": True, "schema": SCHEMA}
-    assert constraint(name, **form(name, format)) == Constraint("json_schema", SCHEMA, PLACE[name], instruct=True)
+    assert constraint(name, **form(name, format)) == Constraint(
+        "json_schema", SCHEMA, PLACE[name], instruct=True, enforced=checked_schema(SCHEMA, "s")
+    )
 
 
 @pytest.mark.parametrize("name", ENDPOINTS)
@@ -71,7 +74,7 @@ def test_grammars(name: str) -> None:
     assert constraint(name, grammar='start: "a"') == Constraint("lark", 'start: "a"', "grammar")
     field = "structured_outputs"
     for kind, value, wanted in (
-        ("json", SCHEMA, Constraint("json_schema", SCHEMA, f"{field}.json", instruct=True)),
+        ("json", SCHEMA, Constraint("json_schema", SCHEMA, f"{field}.json", True, checked_schema(SCHEMA, "s"))),
         ("json_object", True, Constraint("json_object", None, f"{field}.json_object", instruct=True)),
         ("regex", "a+", Constraint("regex", "a+", f"{field}.regex")),
         ("grammar", 'start: "a"', Constraint("lark", 'start: "a"', f"{field}.grammar")),
@@ -115,7 +118,10 @@ def test_other_types_are_refused(name: str) -> None:
         ({"structured_outputs": {"json": 0}}, "structured_outputs.json"),
         ({"structured_outputs": {"json": False}}, "structured_outputs.json"),
         ({"structured_outputs": {"json": 0, "regex": "a"}}, "structured_outputs"),
-        ({"structured_outputs": {"regex": "a", "disable_any_whitespace": 0}}, "structured_outputs.disable_any_whitespace"),
+        (
+            {"structured_outputs": {"regex": "a", "disable_any_whitespace": 0}},
+            "structured_outputs.disable_any_whitespace",
+        ),
         ({"structured_outputs": {"json": {"not": {}}}}, "structured_outputs.json.not"),
         ({"structured_outputs": {"xgrammar": 1}}, "structured_outputs.xgrammar"),
         ({"structured_outputs": [1]}, "structured_outputs"),

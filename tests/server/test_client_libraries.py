@@ -7,7 +7,6 @@ Run with FLARE_RUN_CLIENT_TESTS=1; pip fetches the libraries. docs/clients.md li
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -17,9 +16,9 @@ from typing import Any
 
 import pytest
 
+from tests.server.opt_in import opt_in
 from tests.server.process import ROOT, Process, scripted
 
-ASKED = os.environ.get("FLARE_RUN_CLIENT_TESTS") == "1"
 LIBRARIES = {
     "openai-1": ("with_openai.py", ["openai==1.109.1"]),
     "openai-2": ("with_openai.py", ["openai==2.54.0"]),
@@ -50,7 +49,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
         yield up
 
 
-@pytest.mark.skipif(not ASKED, reason="FLARE_RUN_CLIENT_TESTS=1 runs them; they need libraries from PyPI")
+@opt_in("libraries from PyPI")
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", LIBRARIES)
 def test_library(tmp_path: Path, server: Process, name: str) -> None:

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
+from tests.server.opt_in import opt_in
 from tests.server.process import scripted
 
-ASKED = os.environ.get("FLARE_RUN_CLIENT_TESTS") == "1"
-pytestmark = pytest.mark.skipif(not ASKED, reason="FLARE_RUN_CLIENT_TESTS=1 runs them; they need clients from npm")
+pytestmark = opt_in("clients from npm")
 
 WRONG, RIGHT = "return a - b", "return a + b"
 PROGRAM = f"def add(a, b):\n    {WRONG}\n"

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from openai import AuthenticationError, BadRequestError, InternalServerError, OpenAI
 
+from tests.server.opt_in import opt_in
 from tests.server.process import ROOT, Process, scripted
 
 KEY = "sk-right"
@@ -114,10 +115,7 @@ def tools(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "bin"
 
 
-ASKED = pytest.mark.skipif(
-    os.environ.get("FLARE_RUN_CLIENT_TESTS") != "1",
-    reason="FLARE_RUN_CLIENT_TESTS=1 runs them; they need libraries from PyPI",
-)
+ASKED = opt_in("libraries from PyPI")
 
 
 @ASKED
