@@ -1,12 +1,11 @@
-"""Log probabilities over HTTP: the same values whole and streamed, the shapes of three protocols, and what is refused."""
+"""Log probabilities of answers over HTTP: the same whole and streamed, the shapes of three protocols, what is refused."""
 
 from __future__ import annotations
 
-import http.client
 import json
 import math
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from ctypes import c_float
 from typing import Any
 
@@ -15,47 +14,28 @@ import pytest
 from flare.output import OutputSyntax
 from flare.protocols.chat import ChatCompletions
 from flare.protocols.completions import Completions
-from flare.protocols.logprob_fields import MAX_PROMPT_VALUES, MAX_VALUES
+from flare.protocols.logprob_fields import MAX_VALUES
 from flare.protocols.responses import Responses
-from tests.support.live_server import EOS, IM_END, IM_START, VOCABULARY, LiveServer, events, reply
-
-CHAT, RAW, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"
-ROUTES = (CHAT, RAW, RESPONSES)
-FULL = {"max_top_logprobs": 20, "explicit_ids": 128, "scores_prompts": True}
-HI = [{"role": "user", "content": "hi"}]
-INCLUDE = ["message.output_text.logprobs"]
-TEXT = "Hé 😊!"
-ASK: dict[str, dict[str, Any]] = {
-    CHAT: {"messages": HI, "logprobs": True},
-    RAW: {"prompt": "ab", "logprobs": 0},
-    RESPONSES: {"input": "hi", "include": INCLUDE},
-}
-MINIMAL = {CHAT: {"messages": HI}, RAW: {"prompt": "ab"}, RESPONSES: {"input": "hi"}}
-
-
-def logits(ids: tuple[int, ...]) -> list[float]:
-    """A distribution with ties and a token that cannot come, which depends on the last token."""
-    row = [float((token * 7 + ids[-1]) % 11) for token in range(VOCABULARY)]
-    row[200] = -math.inf
-    return row
-
-
-def wanted(ids: Sequence[int]) -> list[float]:
-    """The log probabilities of what follows a sequence, by definition."""
-    row = logits(tuple(ids))
-    total = math.log(math.fsum(math.exp(value) for value in row))
-    return [c_float(value - total).value for value in row]
-
-
-def likeliest(values: Sequence[float], count: int) -> list[int]:
-    return sorted(range(len(values)), key=lambda token: (-values[token], token))[:count]
-
-
-def live(text: str | bytes | list[int] = TEXT, **options: Any) -> LiveServer:
-    tokens = text if isinstance(text, list) else reply(text)
-    model = FULL | options.pop("model", {})
-    replay = {"logits": logits, "max_rows": 8} | options.pop("replay", {})
-    return LiveServer(script=lambda prompt, choice: tokens, model=model, replay=replay, **options)
+from tests.http.rated import (
+    ASK,
+    CHAT,
+    FULL,
+    HI,
+    INCLUDE,
+    MESSAGES,
+    MINIMAL,
+    RAW,
+    RESPONSES,
+    ROUTES,
+    TEXT,
+    ask,
+    entries,
+    likeliest,
+    live,
+    refused,
+    wanted,
+)
+from tests.support.live_server import EOS, IM_START, VOCABULARY, LiveServer, reply
 
 
 @pytest.fixture(scope="module")
@@ -63,50 +43,6 @@ def server() -> Iterator[LiveServer]:
     with live() as up:
         yield up
         up.idle()
-
-
-def ask(server: LiveServer, path: str, **fields: Any) -> Any:
-    status, answer = server.post(path, ASK[path] | fields)
-    assert status == 200, answer
-    return answer
-
-
-def stream(server: LiveServer, path: str, **fields: Any) -> list[Any]:
-    status, _, data = server.request("POST", path, ASK[path] | fields | {"stream": True})
-    assert status == 200, data
-    if path != RESPONSES:
-        found = events(data)
-        assert found.pop() == "[DONE]"
-        return found
-    return [json.loads(line[6:]) for line in data.decode().split("\n") if line.startswith("data: ")]
-
-
-def entries(server: LiveServer, path: str, **fields: Any) -> list[list[Any]]:
-    """Asks whole and streamed, checks that the entries of each choice are the same, and returns them."""
-    whole, chunks = ask(server, path, **fields), stream(server, path, **fields)
-    if path == RESPONSES:
-        parts = [part for item in whole["output"] if item["type"] == "message" for part in item["content"]]
-        found = [entry for part in parts for entry in part["logprobs"]]
-        deltas = [chunk for chunk in chunks if chunk["type"] == "response.output_text.delta"]
-        assert [entry for delta in deltas for entry in delta["logprobs"]] == found
-        done = [chunk for chunk in chunks if chunk["type"] == "response.output_text.done"]
-        assert [entry for chunk in done for entry in chunk["logprobs"]] == found
-        final = [part for item in chunks[-1]["response"]["output"] for part in item.get("content", [])]
-        assert [entry for part in final for entry in part.get("logprobs", [])] == found
-        return [found]
-    result = []
-    for choice in whole["choices"]:
-        shown = [c["choices"][0] for c in chunks if c["choices"] and c["choices"][0]["index"] == choice["index"]]
-        rated = [one["logprobs"] for one in shown if one["logprobs"] is not None]
-        if path == CHAT:
-            assert [entry for one in rated for entry in one["content"]] == choice["logprobs"]["content"]
-            result.append(choice["logprobs"]["content"])
-        else:
-            joined = {name: [item for one in rated for item in one[name]] for name in choice["logprobs"]}
-            assert joined == choice["logprobs"]
-            assert "".join(one["text"] for one in shown) == choice["text"]
-            result.append([joined])
-    return result
 
 
 def test_chat_entries_hold_the_models_distribution(server: LiveServer) -> None:
@@ -272,107 +208,6 @@ def test_a_delimiter_that_is_spelled_out_is_text() -> None:
         assert bytes(byte for entry in found for byte in entry["bytes"]).decode() == text
 
 
-def test_scores_of_a_chats_prompt(server: LiveServer) -> None:
-    answer = ask(server, CHAT, prompt_logprobs=2, return_token_ids=True, n=2)
-    ids, found = answer["prompt_token_ids"], answer["prompt_logprobs"]
-    check_scores(ids, found, 2)
-    assert "prompt_logprobs" not in answer["choices"][0] and answer["usage"]["prompt_tokens"] == len(ids)
-    assert ask(server, CHAT, logprobs=False, prompt_logprobs=0)["prompt_logprobs"][0] is None
-
-
-def check_scores(ids: Sequence[int], found: list[Any], alternatives: int) -> None:
-    """Checks `prompt_logprobs` against the definition."""
-    assert found[0] is None and len(found) == len(ids)
-    for place, item in enumerate(found[1:], 1):
-        values = wanted(ids[:place])
-        assert next(iter(item)) == str(ids[place])
-        assert set(item) == {str(token) for token in [*likeliest(values, alternatives), ids[place]]}
-        for token, scored in item.items():
-            value = values[int(token)]
-            assert scored["logprob"] == (value if value > -math.inf else -9999.0)
-            assert scored["rank"] == 1 + sum(other > value for other in values)
-
-
-def test_scores_of_several_prompts(server: LiveServer) -> None:
-    """B51: each prompt has its own, in every choice; nothing is generated, and each prompt is scored once."""
-    before = server.runtime.stats()
-    prompts = [[5, 6, 7], [5, 6], [8]]
-    status, answer = server.post(RAW, {"prompt": prompts, "prompt_logprobs": 3, "max_tokens": 0, "n": 2})
-    assert status == 200, answer
-    assert [choice["index"] for choice in answer["choices"]] == list(range(6))
-    for index, choice in enumerate(answer["choices"]):
-        check_scores(prompts[index // 2], choice["prompt_logprobs"], 3)
-        assert (choice["text"], choice["logprobs"], choice["finish_reason"]) == ("", None, "length")
-    assert (answer["usage"]["prompt_tokens"], answer["usage"]["completion_tokens"]) == (6, 0)
-    after = server.runtime.stats()
-    assert (after.scored_tokens - before.scored_tokens, after.generated_tokens) == (3, before.generated_tokens)
-    status, answer = server.post(RAW, {"prompt": prompts, "echo": True, "logprobs": 2, "max_tokens": 0})
-    assert [len(choice["logprobs"]["tokens"]) for choice in answer["choices"]] == [3, 2, 1]
-    assert all(choice["logprobs"]["token_logprobs"][0] is None for choice in answer["choices"])
-    assert [choice["text"] for choice in answer["choices"]] == ["\x05\x06\x07", "\x05\x06", "\x08"]
-
-
-def test_scores_do_not_come_from_a_cache(server: LiveServer) -> None:
-    """B50: the same numbers the second time, and of a shared beginning."""
-    prompt = list(range(1, 60))
-    body = {"prompt": prompt, "max_tokens": 1, "prompt_logprobs": 3}
-    first = server.post(RAW, body)[1]
-    assert server.post(RAW, body)[1]["choices"][0]["prompt_logprobs"] == first["choices"][0]["prompt_logprobs"]
-    other = server.post(RAW, body | {"prompt": [*prompt[:40], 99]})[1]["choices"][0]["prompt_logprobs"]
-    assert other[:40] == first["choices"][0]["prompt_logprobs"][:40]
-
-
-@pytest.mark.parametrize("n", [1, 3])
-@pytest.mark.parametrize("prompt", ["Hé there", [[72, 105], [104, IM_END, 97]], ["a", "bcd"], "x"])
-def test_an_echoed_prompt_has_entries(server: LiveServer, prompt: Any, n: int) -> None:
-    """B49: before those of the answer, whose places go on behind the echoed text."""
-    found = entries(server, RAW, prompt=prompt, echo=True, logprobs=1, n=n, max_tokens=2)
-    answer = ask(server, RAW, prompt=prompt, echo=True, logprobs=1, n=n, max_tokens=2, return_token_ids=True)
-    assert len(found) == len(answer["choices"])
-    for (columns,), choice in zip(found, answer["choices"], strict=True):
-        ids = choice["prompt_token_ids"]
-        check_scores(ids, choice["prompt_logprobs"], 1)
-        assert columns["token_logprobs"][0] is columns["top_logprobs"][0] is None
-        count = len(ids)
-        texts = columns["tokens"][:count]
-        assert columns["text_offset"][:count] == [sum(map(len, texts[:place])) for place in range(count)]
-        echoed = len(choice["text"]) - 1  # the second generated byte is half a character
-        assert columns["text_offset"][count:] == [echoed - 1, echoed]
-        for place, token in enumerate(ids[1:], 1):
-            assert columns["token_logprobs"][place] == choice["prompt_logprobs"][place][str(token)]["logprob"]
-            assert len(columns["top_logprobs"][place]) in (1, 2)
-
-
-def test_a_stream_has_a_chunk_for_each_scored_part(server: LiveServer) -> None:
-    """The echoed text, then at most as many tokens as a step has rows for, then the answer."""
-    chunks = [
-        chunk["choices"][0] for chunk in stream(server, RAW, prompt="p" * 20, echo=True, logprobs=1, max_tokens=1)
-    ]
-    assert (chunks[0]["text"], chunks[0]["logprobs"]) == ("p" * 20, None)
-    scored = [chunk for chunk in chunks[1:] if chunk["text"] == "" and chunk["finish_reason"] is None]
-    sizes = [len(chunk["logprobs"]["tokens"]) for chunk in scored]
-    assert sum(sizes) == 20 and len(sizes) > 2 and max(sizes) <= 8 + 1
-    assert chunks[len(scored) + 1]["text"] == "H"
-
-
-def test_a_number_for_prompt_logprobs_alone(server: LiveServer) -> None:
-    for alternatives in (0, 3):
-        (choice,) = ask(server, RAW, prompt=[1, 2, 3], echo=True, logprobs=1, prompt_logprobs=alternatives)["choices"]
-        check_scores([1, 2, 3], choice["prompt_logprobs"], alternatives)
-        assert [len(top) for top in choice["logprobs"]["top_logprobs"][1:3]] in ([1, 2], [2, 2], [2, 1])
-    ids = {"logprob_token_ids": [5], "max_tokens": 0, "echo": True}
-    (choice,) = ask(server, RAW, prompt=[1, 2], logprobs=1, **ids)["choices"]
-    check_scores([1, 2], choice["prompt_logprobs"], 1)
-
-
-def refused(server: LiveServer, path: str, fields: dict[str, Any]) -> dict[str, Any]:
-    version = {"anthropic-version": "2023-06-01"} if path == MESSAGES else {}
-    minimal = {"messages": HI, "max_tokens": 5} if path == MESSAGES else MINIMAL[path]
-    status, answer = server.post(path, minimal | fields, **version)
-    assert status == 400, (fields, answer)
-    return answer["error"]
-
-
 @pytest.mark.parametrize(
     ("path", "fields", "param", "words"),
     [
@@ -448,20 +283,6 @@ def test_what_a_core_gives_bounds_requests() -> None:
         assert refused(up, CHAT, ASK[CHAT] | {"logprob_token_ids": [1, 2, 3]})["param"] == "logprob_token_ids"
 
 
-def test_scores_are_bounded() -> None:
-    size, alternatives = 2000, 20
-    n = MAX_PROMPT_VALUES // (size * (alternatives + 1))
-    replay = {"max_context": 4096, "kv_pages": 512, "max_step_tokens": 512}
-    with LiveServer(script=lambda p, c: reply("x"), model=FULL | {"context_length": 4096}, replay=replay) as up:
-        body = {"prompt": [1] * size, "prompt_logprobs": alternatives, "max_tokens": 0}
-        error = refused(up, RAW, body | {"n": n + 1})
-        assert (error["param"], str(MAX_PROMPT_VALUES) in error["message"]) == ("prompt_logprobs", True)
-        error = refused(up, RAW, {"prompt": [1] * size, "echo": True, "logprobs": 20, "n": n + 1, "max_tokens": 0})
-        assert error["param"] == "echo"
-        fields = {"echo": True, "logprobs": 20, "prompt_logprobs": 0, "n": n + 1, "max_tokens": 0}
-        assert refused(up, RAW, {"prompt": [1] * size, **fields})["param"] == "echo"
-
-
 @pytest.mark.parametrize("path", ROUTES)
 def test_log_probabilities_are_bounded(path: str) -> None:
     """The longest reply that a request allows counts: its limit in all choices, or else the room behind its prompt."""
@@ -486,33 +307,6 @@ def test_log_probabilities_are_bounded(path: str) -> None:
             most = MAX_VALUES // 64 - 100
             assert ask(up, path, **echoed, **{field: most}), "with those of the prompt as many as the limit"
             assert refused(up, path, echoed | {field: most + 1})["param"] == field
-
-
-@pytest.mark.parametrize("fields", [{"prompt_logprobs": 1}, {"echo": True, "logprobs": 1}])
-def test_a_scored_prompt_may_fill_the_context(fields: dict[str, Any]) -> None:
-    """With nothing to come behind it; a token more is one too many, and so is one without scores."""
-    sizes = {"max_context": 64, "kv_pages": 4}
-    with live("x", model={"context_length": 64}, replay=sizes) as up:
-        body = {"prompt": [1] * 64, "max_tokens": 0, "n": 2}
-        status, answer = up.post(RAW, body | fields)
-        assert (status, answer["usage"]["prompt_tokens"]) == (200, 64)
-        for choice in answer["choices"]:
-            assert (choice["finish_reason"], len(choice["prompt_logprobs"])) == ("length", 64)
-        assert answer["flare_context"] == {"tokens_used": 64, "context_length": 64, "tokens_remaining": 0}
-        for wrong in (fields | {"max_tokens": 1}, fields | {"prompt": [1] * 65}, {}):
-            assert refused(up, RAW, body | wrong)["code"] == "context_full"
-        up.idle()
-
-
-def test_a_client_that_goes_away_while_its_prompt_is_scored(server: LiveServer) -> None:
-    server.replay.pause()
-    body = {"prompt": "p" * 60, "echo": True, "logprobs": 1, "n": 2, "stream": True}
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
-    connection.request("POST", RAW, json.dumps(body), {"Content-Type": "application/json"})
-    server.replay.wait_until_held()
-    connection.close()
-    server.replay.resume()
-    server.idle()
 
 
 def test_the_token_that_closes_a_budget_has_no_entry() -> None:
