@@ -68,7 +68,7 @@ $(VENV)/.export: pyproject.toml constraints.txt | $(VENV)/.made
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.export
-	@start=$$(date +%s); $(PIP) -c constraints.txt -e '.[export,test]' && echo "installed the test tools in $(SECONDS_SINCE)"
+	@start=$$(date +%s); $(PIP) -c constraints.txt -e '.[export-cuda,cuda,test]' && echo "installed the test tools in $(SECONDS_SINCE)"
 	@touch $@
 
 $(PEER_VENV)/.built:

@@ -1,0 +1,102 @@
+"""Runs launches of the cuda kernels on torch tensors, in Triton's interpreter, made right and reproducible.
+
+As it comes, the interpreter computes on the raw bits of bf16, cuts f32 to bf16 instead of rounding, and leaves the order of a
+dot's sum to the matrix library, so that a row's result would depend on how many rows there are. Here bf16 rounds to nearest
+even, arithmetic on bf16 is an error (kernels widen first), and a dot adds its products one by one, in order, in f32.
+
+`TRITON_INTERPRET=1` must be set before Triton is imported for the first time (tests/conftest.py does); a process that
+interprets kernels cannot compile them. Programs run one after another: races between them stay unseen.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+import triton.language as tl
+from triton import knobs
+from triton.runtime import interpreter
+
+from ignition.targets.cuda.launch import Launch, Pointer
+
+if not knobs.runtime.interpret:
+    raise RuntimeError("set TRITON_INTERPRET=1 before Triton is imported")
+
+Handle = interpreter.TensorHandle
+Builder = interpreter.InterpreterBuilder
+
+
+def run(launch: Launch) -> None:
+    """Runs a launch whose pointers' operands are torch tensors, which it writes to."""
+    file, _, function = launch.kernel.rpartition(".")
+    kernel = getattr(import_module(f"ignition.targets.cuda.kernels.{file}"), function)
+    args = {name: value.operand if isinstance(value, Pointer) else value for name, value in launch.args.items()}
+    kernel[launch.grid](**args, **launch.constants)
+
+
+def from_bf16(bits: np.ndarray) -> np.ndarray:
+    """uint16 bits of bf16 -> f32."""
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+def to_bf16(values: np.ndarray) -> np.ndarray:
+    """f32 -> uint16 bits of bf16, rounded to nearest, ties to even."""
+    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    rounded = ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+    return np.where(np.isnan(values), np.uint16(0x7FC0), rounded)
+
+
+def _is_bf16(dtype: Any) -> bool:
+    return dtype.scalar == tl.bfloat16
+
+
+_cast, _binary, _fp_to_fp = Builder.cast_impl, Builder.binary_op, Builder.create_fp_to_fp
+
+
+def _cast_impl(self: Any, source: Any, target: Any) -> Any:
+    if _is_bf16(source.dtype):
+        source = Handle(from_bf16(source.data), tl.float32)
+    if _is_bf16(target):
+        widened = source if source.dtype.scalar == tl.float32 else _cast(self, source, tl.float32)
+        return Handle(to_bf16(widened.data), tl.bfloat16)
+    return source if source.dtype.scalar == target.scalar else _cast(self, source, target)
+
+
+def _create_fp_to_fp(self: Any, source: Any, target: Any, rounding: Any) -> Any:
+    if _is_bf16(source.dtype) or _is_bf16(target):
+        if source.dtype.primitive_bitwidth == 8:
+            source = _fp_to_fp(self, source, tl.float32, rounding)
+        return _cast_impl(self, source, target)
+    return _fp_to_fp(self, source, target, rounding)
+
+
+def _binary_op(self: Any, left: Any, right: Any, op: Any) -> Any:
+    if _is_bf16(left.dtype) and not isinstance(left.dtype, tl.pointer_type):
+        raise TypeError("arithmetic on bf16: widen to f32 first")
+    return _binary(self, left, right, op)
+
+
+def _create_dot(self: Any, a: Any, b: Any, into: Any, precision: Any, imprecise: Any) -> Any:
+    left, right = (_widened(self, handle) for handle in (a, b))
+    total = into.data.astype(np.float32 if left.dtype != np.int32 else np.int32)
+    for k in range(left.shape[-1]):
+        total = total + left[..., :, k, None] * right[..., None, k, :]
+    return Handle(total.astype(into.data.dtype), into.dtype.scalar)
+
+
+def _widened(self: Any, handle: Any) -> np.ndarray:
+    if handle.dtype.scalar.is_int():
+        return handle.data.astype(np.int32)
+    if _is_bf16(handle.dtype):
+        return from_bf16(handle.data)
+    if handle.dtype.primitive_bitwidth == 8:
+        return _fp_to_fp(self, handle, tl.float32, None).data
+    return handle.data.astype(np.float32)
+
+
+for _name in ("cast_impl", "create_fp_ext", "create_fp_trunc"):
+    setattr(Builder, _name, _cast_impl)
+Builder.create_fp_to_fp = _create_fp_to_fp
+Builder.binary_op = _binary_op
+Builder.create_dot = _create_dot
