@@ -2,8 +2,8 @@
 
     python -m benchmarks.masks CORE
 
-The larger vocabulary is the core's own with made-up words added, as wide as Qwen's. A decode step of the core, of one row, is
-measured beside it: a mask is a share of that.
+The larger vocabulary is the core's own with made-up words added, as wide as Qwen's. For the core's own, greedy decode steps of
+one row run in turns, one with masks, made as the engine makes them while the step runs, and one without.
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ import argparse
 from ctypes import addressof, c_uint32
 from pathlib import Path
 from random import Random
-from statistics import median
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from benchmarks import machine, report
+
+if TYPE_CHECKING:
+    from benchmarks.step_flare import Flare
 
 WIDE = 151_936
 """Tokens of the larger vocabulary."""
@@ -55,29 +57,16 @@ FORMS: dict[str, tuple[str, Any, str]] = {
 
 
 def compare(core: Path, threads: int, rounds: int) -> list[dict[str, Any]]:
-    """As `measure`, with the core's decode step of one row in each row, and the share that others had of the machine."""
+    """As `measure`, with the share that others had of the machine in each row."""
     machine.wait_for_quiet()
     load = machine.ForeignLoad()
-    step = decode_step(core, threads)
-    return [row | {"step_us": step, "foreign": load.share()} for row in measure(core, rounds)]
+    return [row | {"foreign": load.share()} for row in measure(core, threads, rounds)]
 
 
-def decode_step(core: Path, threads: int) -> float:
-    """Returns the microseconds of a greedy decode step of one row, the median of many behind a prompt of 128 tokens."""
+def measure(core: Path, threads: int, rounds: int) -> list[dict[str, Any]]:
+    """Returns a row a form, vocabulary and round: microseconds a token, of the slowest mask, of compiling, and, for the core's
+    own vocabulary, of a decode step without and with masks."""
     from benchmarks.step_flare import Flare
-
-    side = Flare(core, threads)
-    token, taken = side.prefill(list(range(100, 228)), 0), []
-    for position in range(128, 328):
-        started = perf_counter()
-        (token,) = side.decode([token], position)
-        taken.append(perf_counter() - started)
-    side.replay.close()
-    return 1e6 * median(taken)
-
-
-def measure(core: Path, rounds: int) -> list[dict[str, Any]]:
-    """Returns a row a form, vocabulary and round: microseconds a token, of the slowest mask, and of compiling."""
     from flare.constraints import Constraints, Vocabulary
     from flare.core.directory import open_core
     from flare.loading import load_text
@@ -86,6 +75,8 @@ def measure(core: Path, rounds: int) -> list[dict[str, Any]]:
     tokenizer, _ = load_text(opened)
     narrow: Any = tokenizer
     size, stops = opened.manifest.model.vocabulary, opened.manifest.tokens.eos
+    side = Flare(core, threads)
+    side.prefill(list(range(100, 228)), 0)
     results = []
     for tokens, width in ((narrow, size), (_Widened(tokenizer, size), WIDE)):
         vocabulary = Vocabulary(tokens, width, stops)
@@ -95,14 +86,15 @@ def measure(core: Path, rounds: int) -> list[dict[str, Any]]:
         assert native.vocab_size == width
         for number in range(rounds):
             for name, (kind, definition, text) in FORMS.items():
-                row = _drive(Constraints(vocabulary), kind, definition, text)
+                row = _drive(Constraints(vocabulary), kind, definition, text, side if width == size else None)
                 head = {"form": name, "vocabulary": width, "round": number, "tables_s": tables}
                 results.append(head | row)
+    side.replay.close()
     return results
 
 
-def _drive(constraints: Any, kind: Any, definition: Any, text: str) -> dict[str, Any]:
-    """Compiles a constraint and writes a text under it."""
+def _drive(constraints: Any, kind: Any, definition: Any, text: str, side: Flare | None) -> dict[str, Any]:
+    """Compiles a constraint and writes a text under it, then once more beside steps of `side`."""
     from flare.constraints import checked_schema
     from flare.conversation import Constraint
 
@@ -111,10 +103,11 @@ def _drive(constraints: Any, kind: Any, definition: Any, text: str) -> dict[str,
     address = addressof(words)
     started = perf_counter()
     enforced = checked_schema(definition, "form") if kind == "json_schema" else None
-    (compiled,) = constraints.compile(Constraint(kind, definition, "form", enforced=enforced))
+    constraint = Constraint(kind, definition, "form", enforced=enforced)
+    (compiled,) = constraints.compile(constraint)
     compiling = perf_counter() - started
     mask = compiled.start(None)
-    rest, fills, accepts = text.encode(), [], []
+    rest, tokens, fills, accepts = text.encode(), [], [], []
     while rest:
         started = perf_counter()
         mask.fill(address, vocabulary.words)
@@ -126,8 +119,26 @@ def _drive(constraints: Any, kind: Any, definition: Any, text: str) -> dict[str,
         accepts.append(perf_counter() - before)
         fills.append(filled - started)
         rest = rest[len(vocabulary.text(token)) :]
-    token_us = 1e6 * (sum(fills) + sum(accepts)) / len(fills)
-    return {"compile_ms": 1e3 * compiling, "token_us": token_us, "slowest_us": 1e6 * max(fills)}
+        tokens.append(token)
+    result = {
+        "compile_ms": 1e3 * compiling,
+        "token_us": 1e6 * (sum(fills) + sum(accepts)) / len(fills),
+        "slowest_us": 1e6 * max(fills),
+    }
+    if side is None:
+        return result
+    (compiled,) = constraints.compile(constraint)
+    mask = compiled.start(None)
+    plain, masked = 0.0, 0.0
+    for position, token in enumerate(tokens, 128):
+        started = perf_counter()
+        side.decode([token], position)
+        between = perf_counter()
+        side.decode([token], position, lambda: mask.fill(address, vocabulary.words))
+        mask.accept(token)
+        masked += perf_counter() - between
+        plain += between - started
+    return result | {"step_us": 1e6 * plain / len(tokens), "masked_step_us": 1e6 * masked / len(tokens)}
 
 
 class _Widened:
@@ -156,7 +167,7 @@ class _Widened:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.masks", description=__doc__.splitlines()[0])
     parser.add_argument("core", type=Path)
-    parser.add_argument("--threads", type=int, default=2, help="of the decode step")
+    parser.add_argument("--threads", type=int, default=2, help="of the decode steps")
     parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args()
     print(report.masks(compare(arguments.core, arguments.threads, arguments.rounds)))

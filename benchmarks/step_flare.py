@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks import workload
@@ -55,13 +56,13 @@ class Flare:
         replay.sample(1)
         return replay.sampled[0]
 
-    def decode(self, tokens: list[int], position: int) -> list[int]:
+    def decode(self, tokens: list[int], position: int, meanwhile: Callable[[], object] | None = None) -> list[int]:
         replay, n = self.replay, len(tokens)
         replay.tokens[:n] = tokens
         replay.positions[:n] = [position] * n
         replay.slots[:n] = range(n)
         replay.rows[:n] = range(n)
-        replay.step(n, n)
+        replay.step(n, n, meanwhile)
         replay.sample(n)
         return replay.sampled[:n]
 

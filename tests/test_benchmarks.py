@@ -59,9 +59,10 @@ def test_prompts_are_compared_within_a_round() -> None:
     assert report.prompts(rows).splitlines()[-1] == "| 3 | 30 | 150 | 500 | **3.00** (2.00-4.00) |"
 
 
-def test_a_mask_is_a_share_of_the_core_s_own_decode_step() -> None:
-    figures = {"form": "any object", "compile_ms": 1.25, "slowest_us": 800.0, "step_us": 2000.0}
-    rows = [figures | {"vocabulary": 10, "token_us": us} for us in (10.0, 50.0, 60.0)]
+def test_masks_make_the_core_s_own_decode_steps_longer() -> None:
+    figures = {"form": "any object", "compile_ms": 1.25, "slowest_us": 800.0}
+    steps = {"step_us": 2000.0, "masked_step_us": 2050.0}
+    rows = [figures | steps | {"vocabulary": 10, "token_us": us} for us in (10.0, 50.0, 60.0)]
     rows.append(figures | {"vocabulary": 30, "token_us": 70.0})
     assert report.masks(rows).splitlines()[2:] == [
         "| any object | 10 | 1.2 | 50 | 800 | 2.5% |",

@@ -25,13 +25,14 @@ class Scored(NamedTuple):
 
 
 class Filled(NamedTuple):
-    """A step in the arrays: its tokens, the requests that draw from the first rows in their order, and what the rows after
-    those score."""
+    """A step in the arrays: its tokens, the requests that draw from the first rows in their order, what the rows after those
+    score, and whether a grammar bounds any draw."""
 
     tokens: int
     sampled: list[Request]
     scored: list[Scored]
     rows: int
+    constrained: bool
 
 
 class StepArrays:
@@ -48,6 +49,7 @@ class StepArrays:
         self._prompt_ids = array("i")
         self._masks: Any = None  # uint32 [max_rows][words], made when a grammar first needs it
         self._mask_rows: list[Any] = []
+        self._unmasked: dict[int, Exception] = {}  # what was raised for whose mask, by the request's id
 
     def admit(self, request: Request) -> None:
         """Writes what stays the same for all of a request's draws into its row."""
@@ -75,6 +77,7 @@ class StepArrays:
         replay = self.replay
         tokens, positions, slots, rows = replay.tokens, replay.positions, replay.slots, replay.rows
         sampled: list[Request] = []
+        constrained = False
         scoring: list[tuple[Request, int, int, int]] = []
         end = 0
         for request, count, wants_row in chunks:
@@ -97,8 +100,9 @@ class StepArrays:
             if wants_row:
                 rows[len(sampled)] = end - 1
                 sampled.append(request)
+                constrained |= request.grammar is not None
         if not scoring:
-            return Filled(end, sampled, [], len(sampled))
+            return Filled(end, sampled, [], len(sampled), constrained)
         scored, row = [], len(sampled)
         for request, start, count, place in scoring:
             first, last = request.unscored(start, count)
@@ -109,21 +113,27 @@ class StepArrays:
                 replay.targets[row] = request.prompt[position + 1]
                 replay.wanted[row] = request.score
                 row += 1
-        return Filled(end, sampled, scored, row)
+        return Filled(end, sampled, scored, row, constrained)
+
+    def mask(self, sampled: Sequence[Request]) -> None:
+        """Writes the masks of those of `sampled` that have a grammar. They depend on tokens that came before the step alone, so
+        this may run beside it; what it raises comes out of `draw`."""
+        for index, request in enumerate(sampled):
+            if request.grammar is not None:
+                try:
+                    request.row.mask = self._mask(request.grammar, index)
+                except Exception as error:
+                    self._unmasked[request.id] = error
+                    request.row.mask = None
 
     def draw(self, sampled: Sequence[Request]) -> dict[int, Exception]:
         """Writes how the rows of `sampled` are drawn from; returns what was raised for whose mask, by the request's id."""
-        sampling, failed = self.replay.sampling, {}
+        sampling = self.replay.sampling
         for index, request in enumerate(sampled):
             row = request.row
             row.position = row.history_len = len(request.tokens)
-            if request.grammar is not None:
-                try:
-                    row.mask = self._mask(request.grammar, index)
-                except Exception as error:
-                    failed[request.id] = error
-                    row.mask = None
             sampling[index] = row
+        failed, self._unmasked = self._unmasked, {}
         return failed
 
     def allows(self, index: int, token: int) -> bool:

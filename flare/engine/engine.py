@@ -10,6 +10,7 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from queue import Empty, SimpleQueue
 from time import monotonic
 
@@ -228,8 +229,9 @@ class Engine:
         if not chunks:
             raise RuntimeError(f"no step for {len(self._live)} live requests")
         filled = self._arrays.fill(chunks)
+        meanwhile = partial(self._arrays.mask, filled.sampled) if filled.constrained else None
         try:
-            self._replay.step(filled.tokens, filled.rows)
+            self._replay.step(filled.tokens, filled.rows, meanwhile)
         except ReplayDead:
             raise
         except Exception:

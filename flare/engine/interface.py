@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 
@@ -58,8 +59,9 @@ class Replay(Protocol):
     @property
     def limits(self) -> ReplayLimits: ...
 
-    def step(self, n_tokens: int, n_rows: int) -> None:
-        """Runs the step's tokens: writes their keys and values and makes the logits of the rows."""
+    def step(self, n_tokens: int, n_rows: int, meanwhile: Callable[[], None] | None = None) -> None:
+        """Runs the step's tokens: writes their keys and values and makes the logits of the rows. `meanwhile` is called once,
+        on this thread, beside the others' or the device's work."""
 
     def sample(self, n_rows: int) -> None:
         """Draws `sampled[row]` from the logits of the last step, for its first `n_rows` rows. Raises CoreError when the

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from ctypes import c_float, c_int32, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
@@ -227,15 +227,22 @@ class CpuReplay:
             logprobs=self.logprobs,
         )
 
-    def step(self, n_tokens: int, n_rows: int) -> None:
+    def step(self, n_tokens: int, n_rows: int, meanwhile: Callable[[], None] | None = None) -> None:
         """Runs the graph on the first `n_tokens` tokens; logits of the tokens `rows[:n_rows]` are there afterwards.
 
-        Raises ValueError, having run nothing, if an argument is out of its range, and ReplayDead after `close`.
+        `meanwhile` is called on this thread when the others have begun, and joins them when it returns; it must not call
+        the replay. What it raises is raised once the step is done. Raises ValueError, having run nothing, if an argument is
+        out of its range, and ReplayDead after `close`.
         """
         self._step.tokens = n_tokens
         self._step.rows = n_rows
-        if self._library.flare_step(self._handle, self._step, self._error, _ERROR_BYTES):
+        if self._library.flare_begin(self._handle, self._step, self._error, _ERROR_BYTES):
             self._refuse()
+        try:
+            if meanwhile is not None:
+                meanwhile()
+        finally:
+            self._library.flare_finish(self._handle, self._error, _ERROR_BYTES)
 
     def sample(self, n_rows: int) -> None:
         """Chooses `sampled[:n_rows]` from the last step's logits by `sampling[:n_rows]`, and fills `logprobs` of the rows

@@ -12,7 +12,7 @@ from pathlib import Path
 from flare.core.manifest import MAX_ALTERNATIVES, MAX_EXPLICIT_IDS
 from flare.errors import CoreError
 
-ABI_VERSION = 2
+ABI_VERSION = 3
 SEGMENTS = {"none": 0, "weights": 1, "arena": 2, "io": 3, "kv": 4}
 
 # Result codes beside 0 (good) and 1 (refused).
@@ -168,7 +168,8 @@ def load_library(path: Path) -> ctypes.CDLL:
             raise CoreError(f"{path}: ABI version {version}, this flare replays {ABI_VERSION}: export the core again")
         library.flare_library_info.restype = c_char_p
         library.flare_open.argtypes = [POINTER(OpenArgs), POINTER(c_void_p), c_char_p, c_size_t]
-        library.flare_step.argtypes = [c_void_p, POINTER(StepArgs), c_char_p, c_size_t]
+        library.flare_begin.argtypes = [c_void_p, POINTER(StepArgs), c_char_p, c_size_t]
+        library.flare_finish.argtypes = [c_void_p, c_char_p, c_size_t]
         library.flare_sample.argtypes = [c_void_p, POINTER(SampleArgs), c_char_p, c_size_t]
         library.flare_score.argtypes = [c_void_p, POINTER(ScoreArgs), c_char_p, c_size_t]
         library.flare_logits.argtypes = [c_void_p]

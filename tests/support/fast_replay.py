@@ -67,11 +67,13 @@ class FastReplay:
         self._replies: list[Sequence[int]] = [()] * limits.slots
         self._closed = False
 
-    def step(self, n_tokens: int, n_rows: int) -> None:
+    def step(self, n_tokens: int, n_rows: int, meanwhile: Callable[[], None] | None = None) -> None:
         """Keeps the prompts' tokens. Raises ReplayDead after `close`, and what `before_step` raises."""
         if self._closed:
             raise ReplayDead("the replay is closed")
         self._before_step()
+        if meanwhile is not None:
+            meanwhile()
         tokens, positions, slots = self.tokens[:n_tokens], self.positions[:n_tokens], self.slots[:n_tokens]
         first = 0
         while first < n_tokens:

@@ -179,7 +179,7 @@ class ScriptedReplay:
 
     # The interface of CpuReplay
 
-    def step(self, n_tokens: int, n_rows: int) -> None:
+    def step(self, n_tokens: int, n_rows: int, meanwhile: Callable[[], None] | None = None) -> None:
         """Runs `n_tokens` tokens and makes the logits of `n_rows` rows. Raises ReplayRefused before any effect."""
         with self._gate:
             if self._paused:
@@ -199,6 +199,8 @@ class ScriptedReplay:
         except ReplayRefused as refused:
             self.refusals.append(str(refused))
             raise
+        if meanwhile is not None:
+            meanwhile()
         after: dict[int, tuple[int, int]] = {}
         for first, end in runs:
             slot, start = self.slots[first], self.positions[first]

@@ -36,7 +36,9 @@ int main(int, char** argv) {
         rounds.runs.emplace_back(units, 0);
       }
       const int32_t chunks = 1 + random() % flare::Pool::kMaxChunks;
-      pool.run(flare::Work{run, &rounds, rounds.units.data(), phases, chunks});
+      pool.begin(flare::Work{run, &rounds, rounds.units.data(), phases, chunks});
+      if (round % 3 == 0) usleep(random() % 200);  // the caller comes late
+      pool.finish();
       for (const auto& phase : rounds.runs)
         for (int count : phase) rounds.errors += count != 1;
       if (rounds.errors) return printf("%d threads, round %d: %d errors\n", threads, round, rounds.errors.load());

@@ -54,7 +54,7 @@ def test_a_library_needs_libc_and_exports_the_interface_only(built: tuple[Librar
     assert needed <= {"libc.so.6", "libm.so.6", "libpthread.so.0"}
     symbols = [line.split() for line in tool("nm", "-D", "--defined-only", built[1]).splitlines()]
     assert {name for _, kind, name in symbols if kind == "T"} == {
-        *("flare_abi_version", "flare_library_info", "flare_open", "flare_step"),
+        *("flare_abi_version", "flare_library_info", "flare_open", "flare_begin", "flare_finish"),
         *("flare_sample", "flare_score", "flare_logits", "flare_close"),
     }
     assert {kind for _, kind, _ in symbols} == {"T"}

@@ -6,6 +6,7 @@ import ctypes
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -94,6 +95,43 @@ def test_a_stuck_thread_loses_its_units_to_the_others(waiting: int) -> None:
         replay.step(16, 0)
         assert list(met[:2]) == [16, 0], "the units behind the stuck one were not taken"
         assert list(io(replay, ctypes.c_int32, 16)) == [1] * 16
+
+
+@pytest.mark.parametrize("asleep", [False, True])
+def test_workers_work_while_the_caller_does_something_else(asleep: bool) -> None:
+    """All phases but a chunk of the caller's own could be done when it joins; here all are, workers awake or not."""
+    nodes = [node("Tokens", 0, OUT), node("Meet", 1, CpuArg("io", 2048, 256), CpuArg("io", 3072, 64))]
+    with CpuReplay(program(nodes), threads=2, kv_pages=40) as replay:
+        met, deadline = io(replay, ctypes.c_int32, 16, 3072), time.monotonic() + 20
+
+        def wait_for(done: Callable[[], bool]) -> None:
+            while not done():
+                assert time.monotonic() < deadline
+
+        for count in (1, 2, 3):
+            if asleep:
+                wait_for(lambda: thread_states() == ["S"])
+            fill(replay, [0])
+            replay.step(1, 0, lambda: wait_for(lambda: met[0] == count))  # noqa: B023
+            assert list(met[:2]) == [count, 0]
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_what_the_caller_raises_meanwhile_comes_when_the_step_is_done(threads: int) -> None:
+    with CpuReplay(program([node("Tokens", 0, OUT)]), threads=threads, kv_pages=40) as replay:
+        library, error = replay._library, ctypes.create_string_buffer(200)
+
+        def fails() -> None:
+            with pytest.raises(ValueError, match="another call runs on this core"):
+                replay.sample(0)
+            raise RuntimeError("of the caller")
+
+        fill(replay, [3, 4, 5])
+        with pytest.raises(RuntimeError, match="of the caller"):
+            replay.step(3, 0, fails)
+        assert list(io(replay, ctypes.c_int32, 3)) == [3, 4, 5]
+        assert library.flare_finish(replay._handle, error, 200) == 1 and error.value == b"no step was begun"
+        replay.step(2, 0)
 
 
 def test_workers_are_named_sleep_when_idle_and_end_on_close() -> None:

@@ -240,7 +240,7 @@ def test_library_info_is_one_line_of_json() -> None:
     text = library.flare_library_info()
     assert b"\n" not in text
     info = json.loads(text)
-    assert info["abi"] == library.flare_abi_version() == 2
+    assert info["abi"] == library.flare_abi_version() == 3
     assert info["isa"] == fake_library().stem
     assert {"Tokens", "Recall<16>", "Logits<49152>"} <= set(info["kernels"])
 
@@ -248,12 +248,13 @@ def test_library_info_is_one_line_of_json() -> None:
 def test_calls_without_a_core_are_refused() -> None:
     library, error = native.load_library(fake_library()), ctypes.create_string_buffer(200)
     calls = [
-        (library.flare_step, native.StepArgs),
+        (library.flare_begin, native.StepArgs),
         (library.flare_sample, native.SampleArgs),
         (library.flare_score, native.ScoreArgs),
     ]
     for call, kind in calls:
         assert call(None, byref(kind(sizeof(kind))), error, 200) == 1 and error.value == b"the core is not open"
+    assert library.flare_finish(None, error, 200) == 1 and error.value == b"the core is not open"
     assert library.flare_logits(None) is None
     library.flare_close(None)
 

@@ -44,7 +44,8 @@ class Core {
     return kGood;
   }
 
-  int step(const flare_step_args& a, ErrorText fail) {
+  // Begins a step; `finish` must follow, on the same thread, and nothing else before it.
+  int begin(const flare_step_args& a, ErrorText fail) {
     if (int bad = check_step(a, fail)) return bad;
     step_ = Step{a.tokens, a.rows, a.token, a.position, a.slot, a.page_table, a.page_stride,
                  a.row,    kv_.data(), limits_.kv_page_bytes};
@@ -64,9 +65,18 @@ class Core {
     }
     // One token's units take microseconds, and large chunks stream better; many tokens' units take long.
     const int32_t chunks = a.tokens <= 8 ? 4 : 16;
-    pool_.run(Work{&Core::run_nodes, this, live_units_.data(), live, chunks});
+    pool_.begin(Work{&Core::run_nodes, this, live_units_.data(), live, chunks});
     live_rows_ = a.rows;
+    begun_ = true;
     return kGood;
+  }
+
+  bool begun() const { return begun_; }
+
+  // Returns when the step that was begun is done.
+  void finish() {
+    pool_.finish();
+    begun_ = false;
   }
 
   int sample(const flare_sample_args& a, ErrorText fail) { return rows_.sample(a, logits(), live_rows_, pool_, fail); }
@@ -74,7 +84,7 @@ class Core {
 
   float* logits() const { return reinterpret_cast<float*>(io_.data() + limits_.logits_offset); }
 
-  // Marks the core as in use; false when another call already runs.
+  // Marks the core as in use, until a step that was begun is finished; false when it is in use already.
   bool enter() { return !busy_.exchange(true, std::memory_order_acquire); }
   void leave() { busy_.store(false, std::memory_order_release); }
 
@@ -307,6 +317,7 @@ class Core {
   int32_t live_rows_ = 0;
   Step step_{};
   LogitRows rows_;
+  bool begun_ = false;  // a step is
   std::atomic<bool> busy_{false};
   Pool pool_;  // last: its threads end before anything that they could touch
 };

@@ -127,7 +127,7 @@ struct flare_score_args {
 
 namespace flare {
 
-constexpr uint32_t kAbiVersion = 2;
+constexpr uint32_t kAbiVersion = 3;
 
 // Result codes of the C functions. Unavailable: the system gave too little memory or too few threads.
 enum { kGood = 0, kRefused = 1, kRowsFailed = 2, kUnavailable = 3 };

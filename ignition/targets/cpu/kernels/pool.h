@@ -95,19 +95,30 @@ class Pool {
 
   // Runs all phases in order and returns when the last is finished. One caller at a time.
   void run(const Work& work) {
-    DefaultFloats floats;
-    if (threads_ == 1) {
-      for (int32_t phase = 0; phase < work.phases; ++phase) work.run(work.context, 0, phase, 0, work.units[phase]);
-      return;
-    }
-    if (work.phases == 0) return;
+    begin(work);
+    finish();
+  }
+
+  // Lets the workers begin. Until the caller comes to `finish` it is like a thread that the system keeps off its core.
+  void begin(const Work& work) {
     work_ = work;  // nobody reads it now: a thread does so only while it holds a chunk
-    const uint32_t idle = event_.load(std::memory_order_relaxed);
-    first_event_ = idle + 1;
+    if (threads_ == 1 || work.phases == 0) return;
+    first_event_ = event_.load(std::memory_order_relaxed) + 1;
     workers_[0].processor.store(sched_getcpu(), std::memory_order_relaxed);
     open_phase(first_event_, 0);
-    participate(0, idle + 1 + work.phases);
-    returned_.store(idle + 1 + work.phases, std::memory_order_relaxed);
+  }
+
+  // Works until all that was begun is finished. The caller is the thread that began it.
+  void finish() {
+    DefaultFloats floats;
+    if (threads_ == 1) {
+      for (int32_t phase = 0; phase < work_.phases; ++phase) work_.run(work_.context, 0, phase, 0, work_.units[phase]);
+      return;
+    }
+    if (work_.phases == 0) return;
+    const uint32_t end = first_event_ + work_.phases;
+    participate(0, end);
+    returned_.store(end, std::memory_order_relaxed);
   }
 
  private:
@@ -263,7 +274,7 @@ class Pool {
       }
     }
     unfinished_.store(chunks, std::memory_order_relaxed);
-    announce(chunks > 1);
+    announce(chunks > 1 || phase == 0);  // the caller may have other things to do first
   }
 
   void announce(bool wake) {

@@ -25,8 +25,18 @@ int call(void* handle, const Args* args, int (Core::*method)(const Args&, ErrorT
   Core& core = *static_cast<Core*>(handle);
   if (!core.enter()) return fail("another call runs on this core");
   const int result = (core.*method)(*args, fail);
-  core.leave();
+  if (!core.begun()) core.leave();
   return result;
+}
+
+// Ends a step that flare_begin began. The core is in use from the one to the other.
+inline int finish(void* handle, ErrorText fail) {
+  if (!handle) return fail("the core is not open");
+  Core& core = *static_cast<Core*>(handle);
+  if (!core.begun()) return fail("no step was begun");
+  core.finish();
+  core.leave();
+  return kGood;
 }
 
 inline int open(const flare_open_args* args, void** handle, const Kernel* kernels, size_t kernel_count,
@@ -62,8 +72,8 @@ constexpr void write_info(const char* isa, const Kernel* kernels, size_t count, 
     for (; *s; ++s) put(*s == '"' || *s == '\\' || *s < ' ' ? '?' : *s);  // names are plain identifiers
     put('"');
   };
-  write("{\"abi\":2,\"isa\":");
-  static_assert(kAbiVersion == 2);
+  write("{\"abi\":3,\"isa\":");
+  static_assert(kAbiVersion == 3);
   quote(isa);
   write(",\"kernels\":[");
   for (size_t i = 0; i < count; ++i) {
@@ -102,8 +112,11 @@ constexpr Info<N> make_info(const char* isa, const Kernel* kernels, size_t count
   FLARE_EXPORT int flare_open(const flare_open_args* args, void** core, char* error, size_t error_bytes) {           \
     return flare::open(args, core, kernels, sizeof(kernels) / sizeof(kernels[0]), {error, error_bytes});             \
   }                                                                                                                  \
-  FLARE_EXPORT int flare_step(void* core, const flare_step_args* args, char* error, size_t error_bytes) {            \
-    return flare::call(core, args, &flare::Core::step, {error, error_bytes});                                        \
+  FLARE_EXPORT int flare_begin(void* core, const flare_step_args* args, char* error, size_t error_bytes) {           \
+    return flare::call(core, args, &flare::Core::begin, {error, error_bytes});                                       \
+  }                                                                                                                  \
+  FLARE_EXPORT int flare_finish(void* core, char* error, size_t error_bytes) {                                       \
+    return flare::finish(core, {error, error_bytes});                                                                \
   }                                                                                                                  \
   FLARE_EXPORT int flare_sample(void* core, const flare_sample_args* args, char* error, size_t error_bytes) {        \
     return flare::call(core, args, &flare::Core::sample, {error, error_bytes});                                      \
