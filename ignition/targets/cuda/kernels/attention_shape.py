@@ -1,0 +1,196 @@
+"""The sizes of one layer's paged attention, and the tiles they are computed in."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from flare.errors import InputError
+from ignition.targets.cuda.launch import BYTES, Constant
+
+LOG2_E = 1.4426950408889634
+LARGEST_HEAD, PAGE_TOKENS = 256, (16, 1024)
+LARGEST_CONTEXT = 1 << 30
+"""Positions and the ends of their blocks are 32-bit."""
+
+MOST_SPLITS, SMALLEST_SPLIT = 64, 256
+VALUE_COLUMNS = 128
+"""Most columns of values of one program: a warp's registers then hold 16 rows of sums in f32."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """rows: of queries (a token's head each) that are computed together, by so many warps."""
+
+    rows: int
+    warps: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """few, many: of steps of few and of many tokens. block: key positions, in both, since sums over a block are rounded on
+    their own. stages: of loads."""
+
+    few: Tile
+    many: Tile
+    block: int
+    stages: int = 2
+
+
+LITTLE_SHARED = ("sm_86", "sm_89", "sm_120a")
+"""Architectures with 99 KB of shared memory for a block."""
+
+ARCHITECTURES = ("sm_80", *LITTLE_SHARED, "sm_90a", "sm_100a", "sm_103a")
+
+
+def tiles(architecture: str, element: str, head_dim: int) -> Tiles:
+    """Returns the tiles for an architecture, an element of the KV pool and a head size.
+
+    Rows are such that both kernels multiply by one instruction: `mma.sync` (16 rows; all but the following), `wgmma` (64;
+    sm_90) and `tcgen05.mma` (128; sm_100 and sm_103) are rounded differently.
+    """
+    if element == "f32":  # no tensor cores: sums in order
+        return Tiles(Tile(16, 4), Tile(16, 4), 32)
+    many = Tile(128, 8)
+    if architecture in ("sm_100a", "sm_103a"):
+        return Tiles(many, many, 64)
+    if architecture == "sm_90a":
+        return Tiles(Tile(64, 4), many, 64)
+    return Tiles(Tile(16, 4), many, 32 if head_dim > VALUE_COLUMNS and architecture in LITTLE_SHARED else 64)
+
+
+@dataclass(frozen=True, slots=True)
+class PagedAttention:
+    """A layer's attention over pages, for one architecture.
+
+    page_stride: elements from a page to the next in the pool. pages: entries of a slot's row in the page table. max_context:
+    tokens of a slot. scale: of the dot products. window: positions that a token sees, itself included; 0: all. element: of
+    the KV pool, bf16, f16 or f32. Raises InputError for sizes that the kernels do not take.
+    """
+
+    architecture: str
+    element: str
+    heads: int
+    kv_heads: int
+    head_dim: int
+    page_tokens: int
+    page_stride: int
+    pages: int
+    max_context: int
+    scale: float
+    window: int = 0
+
+    def __post_init__(self) -> None:
+        low, high = PAGE_TOKENS
+        _require(
+            self.architecture in ARCHITECTURES,
+            f"architecture is {self.architecture!r}, must be one of {', '.join(ARCHITECTURES)}",
+        )
+        _require(
+            self.element in ("bf16", "f16", "f32"), f"the KV pool holds {self.element!r}, must be bf16, f16 or f32"
+        )
+        _require(self.kv_heads > 0, f"there are {self.kv_heads} KV heads, must be 1 or more")
+        _require(
+            self.heads > 0 and self.heads % self.kv_heads == 0,
+            f"{self.heads} query heads are not a multiple of {self.kv_heads} KV heads",
+        )
+        _require(
+            16 <= self.head_dim <= LARGEST_HEAD and self.head_dim % 8 == 0,
+            f"head_dim is {self.head_dim}, must be a multiple of 8 from 16 to {LARGEST_HEAD}",
+        )
+        _require(low <= self.page_tokens <= high, f"a page has {self.page_tokens} tokens, must have {low} to {high}")
+        size = self.kv_heads * self.page_tokens * self.head_dim
+        _require(
+            self.page_stride >= size and self.page_stride * BYTES[self.element] % 64 == 0,
+            f"page_stride is {self.page_stride} elements, must be {size} or more and a multiple of 64 bytes",
+        )
+        _require(
+            0 < self.max_context <= LARGEST_CONTEXT,
+            f"max_context is {self.max_context} tokens, must be 1 to {LARGEST_CONTEXT}",
+        )
+        _require(
+            self.pages * self.page_tokens >= self.max_context,
+            f"{self.pages} pages of {self.page_tokens} tokens hold less than max_context, {self.max_context} tokens",
+        )
+        _require(self.scale > 0 and math.isfinite(self.scale), f"scale is {self.scale}, must be above 0 and finite")
+        _require(
+            0 <= self.window <= LARGEST_CONTEXT,
+            f"window is {self.window}, must be 0 (none) to {LARGEST_CONTEXT}",
+        )
+
+    @property
+    def tiles(self) -> Tiles:
+        """What is computed at once."""
+        return tiles(self.architecture, self.element, self.head_dim)
+
+    def share(self, tile: Tile) -> int:
+        """Returns the query heads of one program: those of a KV head, as far as they fit a tile."""
+        return min(self.heads // self.kv_heads, tile.rows)
+
+    def programs(self, tile: Tile) -> int:
+        """Returns the programs of a token: KV heads x runs of a KV head's query heads x parts of the values' columns."""
+        return self.kv_heads * -(-(self.heads // self.kv_heads) // self.share(tile)) * self.parts
+
+    @property
+    def narrow_window(self) -> int:
+        """The window, 0 where it hides nothing of a whole context."""
+        return self.window if self.window < self.max_context else 0
+
+    @property
+    def columns(self) -> int:
+        """Columns of values of one program, a power of two."""
+        return min(_power_of_two(self.head_dim), VALUE_COLUMNS)
+
+    @property
+    def parts(self) -> int:
+        """Programs among which a head's columns of values are shared out."""
+        return -(-self.head_dim // self.columns)
+
+    @property
+    def split(self) -> int:
+        """Positions that are summed up on their own: whatever runs side by side, results are put together of these."""
+        return max(SMALLEST_SPLIT, _power_of_two(-(-self.max_context // MOST_SPLITS)))
+
+    @property
+    def splits(self) -> int:
+        """Splits of a whole context, 64 at most."""
+        return -(-self.max_context // self.split)
+
+    @property
+    def partial(self) -> int:
+        """f32 of one head's partial result over one split: sums, then of each part its maximum and total."""
+        return self.head_dim + 8
+
+    @property
+    def exponent(self) -> float:
+        """What takes a dot product to the exponent of 2."""
+        return self.scale * LOG2_E
+
+    def constants(self, tile: Tile) -> Mapping[str, Constant]:
+        """Returns the constants of a kernel over tiles."""
+        return {
+            "HEADS": self.heads,
+            "KV_HEADS": self.kv_heads,
+            "HEAD_DIM": self.head_dim,
+            "PAGE_TOKENS": self.page_tokens,
+            "PAGE_STRIDE": self.page_stride,
+            "PAGES": self.pages,
+            "WINDOW": self.narrow_window,
+            "SPLIT": self.split,
+            "BLOCK": self.tiles.block,
+            "ROWS": tile.rows,
+            "SHARE": self.share(tile),
+            "WIDTH": _power_of_two(self.head_dim),
+            "COLUMNS": self.columns,
+        }
+
+
+def _power_of_two(number: int) -> int:
+    """Returns the smallest power of two that is not below `number`."""
+    return 1 << (number - 1).bit_length()
+
+
+def _require(condition: bool, problem: str) -> None:
+    if not condition:
+        raise InputError(f"attention on cuda: {problem}")

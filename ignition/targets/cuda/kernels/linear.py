@@ -1,0 +1,144 @@
+"""Products of activations with float weights, y = x w^T, and the epilogue that all linear layers share."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from ignition.targets.cuda.kernels.checks import FLOATS, GRID_LIMIT, require, require_element, require_size
+from ignition.targets.cuda.kernels.matrix import Matrix
+from ignition.targets.cuda.launch import Launch, Pointer
+from ignition.targets.cuda.tiles import Tile, tile
+
+
+@triton.jit
+def weights_at(rows, at, WIDTH: tl.constexpr, END: tl.constexpr, WHOLE: tl.constexpr):
+    """[COLUMNS, WIDTH]: the elements from `at` on of the rows that `rows` points at, zeros from END on. WHOLE: there are
+    none of those."""
+    step = at + tl.arange(0, WIDTH)
+    if WHOLE:
+        return tl.load(rows[:, None] + step[None, :])
+    else:
+        return tl.load(rows[:, None] + step[None, :], mask=(step < END)[None, :], other=0.0)
+
+
+@triton.jit
+def activations_at(rows, live, at, WIDTH: tl.constexpr, END: tl.constexpr, WHOLE: tl.constexpr):
+    """[TOKENS, WIDTH], like `weights_at`; rows that are not live are not read and give zeros."""
+    step = at + tl.arange(0, WIDTH)
+    if WHOLE:
+        return tl.load(rows[:, None] + step[None, :], mask=live[:, None], other=0.0)
+    else:
+        return tl.load(rows[:, None] + step[None, :], mask=live[:, None] & (step < END)[None, :], other=0.0)
+
+
+@triton.jit
+def float_product(
+    x_rows, live, w_rows, K: tl.constexpr, TOKENS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr
+):
+    """Sums x w^T along K, in order, in f32. x_rows [TOKENS] and w_rows [COLUMNS] point at rows of one element type."""
+    total = tl.zeros((TOKENS, COLUMNS), tl.float32)
+    for k in range(0, K, DEPTH):
+        x = activations_at(x_rows, live, k, DEPTH, K, K % DEPTH == 0)
+        w = weights_at(w_rows, k, DEPTH, K, K % DEPTH == 0)
+        total = tl.dot(x, w.T, total, input_precision="ieee")
+    return total
+
+
+@triton.jit
+def finish(total, row, live, column, bias, residual, out, N: tl.constexpr):
+    """out = total + bias + residual at row, column of [T, N], added in f32 in this order and rounded once."""
+    inside = column < N
+    if bias is not None:
+        total += tl.load(bias + column, mask=inside, other=0.0)[None, :]
+    place = row.to(tl.int64)[:, None] * N + column[None, :]
+    written = live[:, None] & inside[None, :]
+    if residual is not None:
+        total = tl.load(residual + place, mask=written, other=0.0) + total
+    tl.store(out + place, total.to(out.dtype.element_ty), mask=written)
+
+
+@triton.jit
+def linear(
+    x,
+    w,
+    bias,
+    residual,
+    out,
+    tokens,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    TOKENS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr,
+):
+    """x [tokens, K], w [N, K] of one float type, bias [N] f32, residual [tokens, N] f32 -> out [tokens, N].
+
+    Programs of the same columns are neighbours, so that they find their weights in the cache.
+    """
+    row = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
+    live = row < tokens
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    # Columns behind the last read that one's weights, and are not written.
+    w_rows = w + tl.minimum(column, N - 1).to(tl.int64) * K
+    total = float_product(x + row.to(tl.int64) * K, live, w_rows, K, TOKENS, COLUMNS, DEPTH)
+    finish(total, row, live, column, bias, residual, out, N)
+
+
+def linear_launch(
+    x: Pointer,
+    w: Matrix,
+    out: Pointer,
+    *,
+    tokens: int,
+    architecture: str,
+    label: str,
+    bias: Pointer | None = None,
+    residual: Pointer | None = None,
+) -> Launch:
+    """x [tokens, k] of the weight's type, w [n, k] f32, bf16 or f16 -> out [tokens, n] f32, bf16 or f16: x w^T, plus bias [n]
+    f32, plus residual [tokens, n] f32, which may be `out` itself."""
+    w.require("linear", "w", FLOATS)
+    require_element("linear", "x", x, (w.values.element,))
+    chosen = require_product("linear", w, out, tokens, architecture, bias, residual)
+    return Launch(
+        kernel="linear.linear",
+        args={"x": x, "w": w.values, "bias": bias, "residual": residual, "out": out, "tokens": tokens},
+        constants={
+            "N": w.n,
+            "K": w.k,
+            "TOKENS": chosen.tokens,
+            "COLUMNS": chosen.columns,
+            "DEPTH": chosen.depth,
+        },
+        grid=product_grid("linear", tokens, w.n, chosen.tokens, chosen.columns),
+        label=label,
+        warps=chosen.warps,
+        stages=chosen.stages,
+    )
+
+
+def require_product(
+    kernel: str,
+    w: Matrix,
+    out: Pointer,
+    tokens: int,
+    architecture: str,
+    bias: Pointer | None,
+    residual: Pointer | None,
+) -> Tile:
+    """Checks what every linear layer is given besides x, and returns its tile."""
+    require_element(kernel, "out", out, FLOATS)
+    require_element(kernel, "bias", bias, ("f32",))
+    require_element(kernel, "residual", residual, ("f32",))
+    require_size(kernel, "the number of tokens", tokens)
+    in_place = residual is not None and residual.operand is out.operand
+    require(not in_place or out.element == "f32", kernel, f"out is {out.element} and the residual too, must be f32")
+    return tile(architecture, w.format, w.n)
+
+
+def product_grid(kernel: str, tokens: int, n: int, rows: int, columns: int) -> tuple[int, int, int]:
+    """Programs along tokens and along columns."""
+    across = -(-n // columns)
+    require(across <= GRID_LIMIT, kernel, f"a weight of {n} rows needs {across} programs, must be at most {GRID_LIMIT}")
+    return -(-tokens // rows), across, 1

@@ -1,0 +1,99 @@
+"""The kernels as machine code: they compile for every architecture, fit into its shared memory, and keep their registers."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import triton
+
+from flare.core.cuda_checks import SHARED_BYTES
+from ignition.targets.cuda.compile import Compiled, compile_launches
+from ignition.targets.cuda.kernels.embedding import embed_launch
+from ignition.targets.cuda.kernels.gate_up import gate_up_launch
+from ignition.targets.cuda.kernels.heads import Pages, heads_launch
+from ignition.targets.cuda.kernels.linear import linear_launch
+from ignition.targets.cuda.kernels.matrix import Matrix
+from ignition.targets.cuda.kernels.norm import rms_norm_launch
+from ignition.targets.cuda.kernels.quantised_linear import quantised_linear_launch
+from ignition.targets.cuda.kernels.rotary import rope_angles_launch
+from ignition.targets.cuda.launch import Launch, Pointer
+
+F32, BF16, F16, I32, I8, U8, FP8 = (Pointer(e, None) for e in ("f32", "bf16", "f16", "i32", "i8", "u8", "fp8"))
+TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
+
+
+def bf16(n: int, k: int) -> Matrix:
+    return Matrix("bf16", n, k, BF16)
+
+
+def q8(n: int, k: int) -> Matrix:
+    return Matrix("q8", n, k, I8, F16)
+
+
+def q4(n: int, k: int) -> Matrix:
+    return Matrix("q4", n, k, U8, F16, F16)
+
+
+def fp8(n: int, k: int) -> Matrix:
+    return Matrix("fp8", n, k, FP8, F32)
+
+
+def representative(architecture: str) -> Iterator[Launch]:
+    """A few of a model's launches, those with the largest tiles among them; all kinds for sm_90a."""
+    step = {"tokens": 8, "architecture": architecture}
+    yield linear_launch(BF16, bf16(151_936, 1024), F32, **step, label="bf16 wide")
+    yield gate_up_launch(BF16, q4(18_944, 3584), q4(18_944, 3584), BF16, **step, label="q4 gate_up")
+    if architecture != "sm_90a":
+        return
+    yield linear_launch(BF16, bf16(576, 1536), F32, **step, label="bf16 narrow", residual=F32)
+    yield linear_launch(F32, Matrix("f32", 4096, 576, F32), F32, **step, label="f32", bias=F32)
+    yield quantised_linear_launch(BF16, q8(576, 576), F32, **step, label="q8 narrow")
+    yield quantised_linear_launch(BF16, fp8(8192, 1024), BF16, **step, label="fp8")
+    yield gate_up_launch(BF16, q8(14_336, 4096), q8(14_336, 4096), BF16, **step, label="q8 gate_up")
+    yield embed_launch(q4(49_152, 576), I32, F32, count=8, architecture=architecture, label="embed")
+    yield rms_norm_launch(F32, F32, BF16, count=8, width=16_384, eps=1e-5, label="norm", rows=I32)
+    yield rope_angles_launch(I32, F32, F32, F32, tokens=8, half=64, scale=1.0, label="angles")
+    pages = Pages(BF16, BF16, I32, page_tokens=16, page_stride=2 * 8 * 16 * 128, table_stride=64)
+    yield heads_launch(
+        F32,
+        BF16,
+        pages,
+        I32,
+        I32,
+        tokens=8,
+        heads=32,
+        kv_heads=8,
+        head_dim=128,
+        label="heads",
+        norms=(F32, F32),
+        angles=(F32, F32),
+    )
+
+
+LAUNCHES = {architecture: list(representative(architecture)) for architecture in SHARED_BYTES}
+CASES = [(architecture, launch) for architecture, launches in LAUNCHES.items() for launch in launches]
+
+
+@pytest.fixture(scope="module")
+def compiled() -> Compiled:
+    return compile_launches(LAUNCHES)
+
+
+@pytest.mark.parametrize(("architecture", "launch"), CASES, ids=[f"{a}-{launch.label}" for a, launch in CASES])
+def test_a_kernel_fits_its_architecture_and_spills_nothing(
+    compiled: Compiled, architecture: str, launch: Launch, tmp_path: Path
+) -> None:
+    cubin = compiled.cubin(launch, architecture)
+    assert cubin.shared <= SHARED_BYTES[architecture]
+    assert cubin.threads == 32 * launch.warps
+    (tmp_path / "kernel").write_bytes(cubin.data)
+    used = subprocess.run(
+        [TOOLS / "cuobjdump", "-res-usage", tmp_path / "kernel"], capture_output=True, text=True, check=True
+    )
+    registers, stack, local = map(int, re.search(r"REG:(\d+) STACK:(\d+) .*LOCAL:(\d+)", used.stdout).groups())
+    assert stack == local == 0
+    assert registers * cubin.threads <= 65_536
