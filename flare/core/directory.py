@@ -2,7 +2,7 @@
 
 A core holds native code, so it is as trusted as the program itself. Opening refuses links, files that others may write,
 paths that leave the directory, sizes that disagree with the manifest, and, for everything but the weights, wrong hashes.
-Of the weights, size and header are checked at once; `verify=True` hashes every byte.
+Of each target's weights, size and header are checked at once; `verify=True` hashes every byte.
 """
 
 from __future__ import annotations
@@ -10,14 +10,25 @@ from __future__ import annotations
 import os
 import stat
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from flare.core.checksums import sha256_bytes, sha256_chunked
 from flare.core.graph import Graph, decode_graph
-from flare.core.manifest import MANIFEST_CHECKSUM_FILE, MANIFEST_FILE, Manifest, decode_manifest
+from flare.core.manifest import (
+    MANIFEST_CHECKSUM_FILE,
+    MANIFEST_FILE,
+    Architecture,
+    CpuTarget,
+    CudaTarget,
+    Manifest,
+    decode_manifest,
+)
 from flare.errors import CoreError, InputError, NoCore
 
+if TYPE_CHECKING:
+    from flare.core.cuda_graph import CudaGraphs
+
 MAX_SMALL_FILE_BYTES = 256 << 20
-WEIGHTS_FILE = "weights.safetensors"
 
 
 class Core:
@@ -42,9 +53,21 @@ class Core:
         return self.path / name
 
     def graph(self, name: str = "step") -> Graph:
-        """Returns a decoded graph. Raises CoreError when the file is malformed."""
-        file = self.manifest.graphs[name]
+        """Returns a decoded graph of the cpu target, which the core must have. Raises CoreError when the file is malformed."""
+        assert self.manifest.cpu is not None
+        file = self.manifest.cpu.graphs[name]
         return decode_graph(self.read(file), file)
+
+    def cuda_graphs(self, architecture: Architecture) -> CudaGraphs:
+        """Returns the decoded graphs of the cuda target, which the core must have, for one of its architectures.
+
+        Raises CoreError when the file is malformed; `cuda_checks.py` checks what they say.
+        """
+        from flare.core.cuda_graph import decode_cuda_graphs
+
+        assert self.manifest.cuda is not None
+        file = self.manifest.cuda.architectures[architecture]
+        return decode_cuda_graphs(self.read(file), file)
 
 
 def open_core(path: str | os.PathLike[str], *, verify: bool = False) -> Core:
@@ -74,9 +97,10 @@ def open_core(path: str | os.PathLike[str], *, verify: bool = False) -> Core:
         )
     manifest = decode_manifest(data)
     small: dict[str, bytes] = {}
+    weights = {target.weights.file: target for target in manifest.targets}
     for name, entry in manifest.files.items():
-        if name == WEIGHTS_FILE:
-            _check_weights(root, manifest)
+        if name in weights:
+            _check_weights(root, manifest, weights[name])
             continue
         content = _read(root, name, entry.bytes)
         if sha256_bytes(content) != entry.hash:
@@ -89,12 +113,12 @@ def open_core(path: str | os.PathLike[str], *, verify: bool = False) -> Core:
 
 
 def verify_weights(core: Core) -> None:
-    """Hashes every byte of the weights. Raises CoreError when they differ from the manifest."""
-    entry = core.manifest.files[WEIGHTS_FILE]
-    if sha256_chunked(core.file(WEIGHTS_FILE)) != entry.hash:
-        raise CoreError(
-            f"{WEIGHTS_FILE}: bytes differ from the manifest's hash {entry.hash[:16]}…; export the core again"
-        )
+    """Hashes every byte of every target's weights. Raises CoreError when they differ from the manifest."""
+    for target in core.manifest.targets:
+        name = target.weights.file
+        entry = core.manifest.files[name]
+        if sha256_chunked(core.file(name)) != entry.hash:
+            raise CoreError(f"{name}: bytes differ from the manifest's hash {entry.hash[:16]}…; export the core again")
 
 
 def _check_mode(path: Path, status: os.stat_result, shown: str) -> None:
@@ -140,19 +164,20 @@ def _read(root: Path, name: str, size: int | None = None) -> bytes:
         return stream.read()
 
 
-def _check_weights(root: Path, manifest: Manifest) -> None:
+def _check_weights(root: Path, manifest: Manifest, target: CpuTarget | CudaTarget) -> None:
     """Checks the weights' size, and the header by hash: a safetensors header says where each tensor lies."""
-    entry, segments = manifest.files[WEIGHTS_FILE], manifest.segments
-    file = _open(root, WEIGHTS_FILE)
+    name, segments = target.weights.file, target.segments
+    entry = manifest.files[name]
+    file = _open(root, name)
     with os.fdopen(file, "rb") as stream:
         size = os.fstat(file).st_size
         if size != entry.bytes or size != segments.weights_offset + segments.weights_bytes:
             raise CoreError(
-                f"{WEIGHTS_FILE}: {size} bytes, the manifest says {entry.bytes} "
+                f"{name}: {size} bytes, the manifest says {entry.bytes} "
                 f"({segments.weights_offset} of header, {segments.weights_bytes} of weights); export the core again"
             )
         header = stream.read(segments.weights_offset)
     if len(header) < 8 or int.from_bytes(header[:8], "little") != segments.weights_offset - 8:
-        raise CoreError(f"{WEIGHTS_FILE}: header length disagrees with segments.weights_offset; export the core again")
-    if sha256_bytes(header) != manifest.weights.header_sha256:
-        raise CoreError(f"{WEIGHTS_FILE}: header differs from the manifest's hash; export the core again")
+        raise CoreError(f"{name}: header length disagrees with segments.weights_offset; export the core again")
+    if sha256_bytes(header) != target.weights.header_sha256:
+        raise CoreError(f"{name}: header differs from the manifest's hash; export the core again")

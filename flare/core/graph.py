@@ -1,8 +1,10 @@
-"""A lowered graph: the kernel nodes that one replay runs, in phases, over memory segments.
+"""A lowered graph of the cpu target: the kernel nodes that one replay runs, in phases, over memory segments.
 
 A node names a kernel of the core's libraries and binds its arguments to (segment, offset, bytes). Nodes of one phase are
 independent of each other; a barrier stands between phases. Offsets into `kv` count inside one page, so that the number of
 pages can be chosen when the core is loaded. Graph files are MessagePack.
+
+A node whose op has no kernel on the target says which op it is, and is interpreted.
 """
 
 from __future__ import annotations
@@ -12,11 +14,12 @@ from typing import Literal
 import msgpack
 import msgspec
 
-from flare.core.manifest import Segments, Struct
+from flare.core.manifest import CpuSegments, Struct
 from flare.errors import CoreError
 
 Segment = Literal["weights", "arena", "io", "kv", "none"]
 ALIGNMENT = 64
+INTERPRETED = "interpret"
 
 
 class Argument(Struct):
@@ -27,13 +30,34 @@ class Argument(Struct):
     bytes: int
 
 
-class Node(Struct):
-    """One kernel call. `label` says what it computes, in the recipe's names, for people and error texts."""
+class Tensor(Struct, omit_defaults=True):
+    """A tensor of an op: the node's next argument in this shape, where T and R stand for the step's tokens and rows; or, where
+    `input` is set, that array of the step, which is no argument. A state, [pages, 2, KV heads, page_tokens, head size], is two
+    arguments, its keys and its values in each page. All but the step's arrays are f32; in pages they are of the kv format."""
+
+    shape: list[int | str]
+    input: Literal["", "tokens", "positions", "slots", "page_table", "rows"] = ""
+
+
+class Op(Struct):
+    """An op of the set: its name, its scalar arguments by name, and its tensors in the order of its schema. None is an optional
+    tensor that is absent; its argument is in segment "none"."""
+
+    name: str
+    attrs: dict[str, int | float]
+    inputs: list[Tensor | None]
+    outputs: list[Tensor]
+
+
+class Node(Struct, omit_defaults=True):
+    """One kernel call. `label` says what it computes, in the recipe's names, for people and error texts. That of an `op` has
+    the kernel INTERPRETED."""
 
     kernel: str
     phase: int
     label: str
     args: list[Argument]
+    op: Op | None = None
 
 
 class Graph(Struct):
@@ -55,7 +79,7 @@ def decode_graph(data: bytes, name: str) -> Graph:
         raise CoreError(f"{name}: {str(error).splitlines()[0][:200]}; export the core again") from None
 
 
-def check_graph(graph: Graph, segments: Segments, kernels: set[str], name: str) -> None:
+def check_graph(graph: Graph, segments: CpuSegments, kernels: set[str], name: str) -> None:
     """Checks every node against the segments' sizes and the libraries' kernels. Raises CoreError naming the node."""
     sizes = {
         "weights": segments.weights_bytes,
@@ -67,7 +91,10 @@ def check_graph(graph: Graph, segments: Segments, kernels: set[str], name: str) 
     phase = 0
     for index, node in enumerate(graph.nodes):
         where = f"{name}: node {index} ({node.label[:60]!r})"
-        if node.kernel not in kernels:
+        if (node.kernel == INTERPRETED) != (node.op is not None):
+            op = "no op" if node.op is None else f"op {node.op.name[:40]!r}"
+            raise CoreError(f"{where} names kernel {node.kernel[:80]!r} and {op}; export the core again")
+        if node.op is None and node.kernel not in kernels:
             raise CoreError(f"{where} names kernel {node.kernel[:80]!r}, which the core's libraries lack; export again")
         if node.phase not in (phase, phase + 1):
             raise CoreError(f"{where} has phase {node.phase} after phase {phase}; export the core again")

@@ -7,13 +7,14 @@ refused with the field's path. Field by field, for people: `docs/core-format.md`
 from __future__ import annotations
 
 import json
-from typing import Any, Literal
+from collections.abc import Callable
+from typing import Any, Literal, NoReturn
 
 import msgspec
 
 from flare.errors import CoreError
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 MANIFEST_FILE = "core.json"
 MANIFEST_CHECKSUM_FILE = "core.sha256"
 MAX_ALTERNATIVES = 20
@@ -59,8 +60,8 @@ class Logprobs(Struct):
     prompt: bool
 
 
-class Segments(Struct):
-    """Bytes of each memory segment. `weights_offset` is where the segment starts in `weights.safetensors`."""
+class CpuSegments(Struct):
+    """Bytes of each memory segment. `weights_offset` is where the segment starts in the target's file of weights."""
 
     weights_bytes: int
     weights_offset: int
@@ -69,12 +70,28 @@ class Segments(Struct):
     kv_page_bytes: int
 
 
-class Weights(Struct):
-    """How weights are stored. `formats` maps a format to its bytes; `header_sha256` covers the safetensors header."""
+class CudaSegments(Struct):
+    """As `CpuSegments`, in device memory, and `host_bytes` of pinned memory, which is copied to and from `io`."""
 
+    weights_bytes: int
+    weights_offset: int
+    arena_bytes: int
+    io_bytes: int
+    host_bytes: int
+    kv_page_bytes: int
+
+
+class Weights(Struct):
+    """A target's weights. `file` holds them, `header_sha256` covers its safetensors header.
+
+    `option` is what `--weights` said, `formats` maps a format to its bytes, `kv_format` is the element type of the kv pool,
+    `decode_weight_bytes` what one decode step reads for one request.
+    """
+
+    file: str
     option: str
     formats: dict[str, int]
-    kv_format: Literal["f16", "f32"]
+    kv_format: Literal["bf16", "f16", "f32"]
     decode_weight_bytes: int
     header_sha256: str
 
@@ -89,12 +106,30 @@ class KernelLibrary(Struct):
     flags: list[str]
 
 
-class Target(Struct):
-    """What the graphs run on."""
+class CpuTarget(Struct, tag_field="kind", tag="cpu"):
+    """Graphs for the processor: `graphs` maps a graph's name to its file, `abi` is the libraries' interface version."""
 
-    kind: Literal["cpu"]
     abi: int
     libraries: list[KernelLibrary]
+    graphs: dict[str, str]
+    segments: CpuSegments
+    weights: Weights
+
+
+Architecture = Literal["sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_103a", "sm_120a"]
+
+
+class CudaTarget(Struct, tag_field="kind", tag="cuda"):
+    """Graphs for NVIDIA's devices: `architectures` maps each to its file of graphs, `compiler` a tool to its version.
+
+    `compute_dtype` is what the inputs of linear layers are rounded to, and the element type of the kv pool.
+    """
+
+    architectures: dict[Architecture, str]
+    compute_dtype: Literal["bf16", "f16", "f32"]
+    compiler: dict[str, str]
+    segments: CudaSegments
+    weights: Weights
 
 
 class Tokens(Struct):
@@ -123,13 +158,17 @@ class Sampling(Struct):
 
 
 class Oracle(Struct):
-    """Which compiled results the oracle holds, by instruction set, and how far they were from the reference."""
+    """Which compiled results the oracle holds, by instruction set, and how far they were from the reference.
+
+    Only results of the cpu target are held, since a device's cannot be had where cores are made; without any, `isas` is empty
+    and what was found is null.
+    """
 
     file: str
     isas: list[str]
-    mean_kl: float
-    max_logprob_error: float
-    top1_agreement: float
+    mean_kl: float | None
+    max_logprob_error: float | None
+    top1_agreement: float | None
 
 
 class File(Struct):
@@ -141,23 +180,30 @@ class File(Struct):
 
 
 class Manifest(Struct):
-    """The whole of `core.json`."""
+    """The whole of `core.json`. `targets` are what the core's graphs run on: one of each kind at most, the cpu first."""
 
     format: Literal["flare-core"]
     version: int
     exporter: dict[str, str]
     model: Model
-    target: Target
+    targets: list[CpuTarget | CudaTarget]
     limits: Limits
     logprobs: Logprobs
-    segments: Segments
-    weights: Weights
-    graphs: dict[str, str]
     tokens: Tokens
     template: Template
     sampling: Sampling
     oracle: Oracle
     files: dict[str, File]
+
+    @property
+    def cpu(self) -> CpuTarget | None:
+        """The target of kind "cpu", if the core has it."""
+        return next((target for target in self.targets if isinstance(target, CpuTarget)), None)
+
+    @property
+    def cuda(self) -> CudaTarget | None:
+        """The target of kind "cuda", if the core has it."""
+        return next((target for target in self.targets if isinstance(target, CudaTarget)), None)
 
     def encode(self) -> bytes:
         """Returns the canonical JSON bytes: sorted keys, two-space indent, a newline at the end."""
@@ -191,10 +237,10 @@ def _first_line(error: Exception) -> str:
 def _check(manifest: Manifest, name: str) -> None:
     """Checks what types alone cannot say: ranges and references between fields."""
 
-    def refuse(field: str, value: object, wanted: str) -> None:
+    def refuse(field: str, value: object, wanted: str) -> NoReturn:
         raise CoreError(f"{name}: {field} is {value!r}, wanted {wanted}; export the core again")
 
-    limits, segments = manifest.limits, manifest.segments
+    limits = manifest.limits
     for field in limits.__struct_fields__:
         value = getattr(limits, field)
         if not 1 <= value < 2**31:
@@ -212,31 +258,70 @@ def _check(manifest: Manifest, name: str) -> None:
         refuse("logprobs.prompt", logprobs.prompt, "false with logprobs.alternatives 0")
     if not 1 <= manifest.model.vocabulary < 2**31:
         refuse("model.vocabulary", manifest.model.vocabulary, "1 to 2^31 - 1")
-    for field in segments.__struct_fields__:
-        value = getattr(segments, field)
-        if not 0 <= value < 2**48:
-            refuse(f"segments.{field}", value, "0 to 2^48 - 1")
-    if segments.weights_offset % 4096:
-        refuse("segments.weights_offset", segments.weights_offset, "a multiple of 4096")
-    if segments.io_bytes < limits.max_rows * manifest.model.vocabulary * 4:
-        refuse("segments.io_bytes", segments.io_bytes, "room for max_rows rows of logits")
+    kinds = ["cpu" if isinstance(target, CpuTarget) else "cuda" for target in manifest.targets]
+    if kinds not in (["cpu"], ["cuda"], ["cpu", "cuda"]):
+        refuse("targets", kinds[:3], "cpu, cuda, or both in that order")
+    for number, target in enumerate(manifest.targets):
+        _check_target(target, manifest, f"targets[{number}]", refuse)
     for path, entry in manifest.files.items():
         parts = path.split("/")
         if not path or path.startswith("/") or "\\" in path or "\0" in path or any(p in ("", ".", "..") for p in parts):
             refuse("files", path, "a relative path without '..'")
         if entry.bytes < 0 or len(entry.hash) != 64 or not set(entry.hash) <= set("0123456789abcdef"):
             refuse(f"files[{path!r}]", entry.hash, "a size and 64 hex digits")
-    named = {"weights.safetensors", "tokenizer.json", manifest.oracle.file, *manifest.graphs.values()}
-    named.update(library.file for library in manifest.target.libraries)
+    weights = [target.weights.file for target in manifest.targets]
+    named = {"tokenizer.json", manifest.oracle.file}
+    for target in manifest.targets:
+        named.update(_named(target))
     if manifest.template.file is not None:
         named.add(manifest.template.file)
-    if missing := sorted(named - manifest.files.keys()):
+    if len(set(weights)) != len(weights) or named & set(weights):
+        refuse("weights.file", weights, "a file for each target that is nothing else")
+    for path, entry in manifest.files.items():
+        if entry.chunked != (path in weights):
+            refuse(f"files[{path!r}].chunked", entry.chunked, "true for weights, false for other files")
+    if missing := sorted((named | set(weights)) - manifest.files.keys()):
         refuse("files", missing[0], "an entry for every file that the manifest names")
-    levels = [library.isa for library in manifest.target.libraries]
+    levels = [] if manifest.cpu is None else [library.isa for library in manifest.cpu.libraries]
     if len(set(manifest.oracle.isas)) != len(manifest.oracle.isas) or set(manifest.oracle.isas) - set(levels):
         refuse("oracle.isas", manifest.oracle.isas, f"levels of the libraries, each once: {', '.join(levels)}")
-    if "step" not in manifest.graphs:
-        refuse("graphs", sorted(manifest.graphs), "a graph named 'step'")
+    for field in ("mean_kl", "max_logprob_error", "top1_agreement"):
+        if manifest.oracle.isas and getattr(manifest.oracle, field) is None:
+            refuse(f"oracle.{field}", None, "a number where oracle.isas names levels")
     for token in [*manifest.tokens.eos, manifest.tokens.bos, manifest.tokens.pad]:
         if token is not None and not 0 <= token < manifest.model.vocabulary:
             refuse("tokens", token, "ids inside the vocabulary")
+
+
+def _named(target: CpuTarget | CudaTarget) -> set[str]:
+    """The files that a target names, but its weights; a file of cuda graphs names others, its cubins."""
+    if isinstance(target, CudaTarget):
+        return set(target.architectures.values())
+    return {*target.graphs.values(), *(library.file for library in target.libraries)}
+
+
+def _check_target(
+    target: CpuTarget | CudaTarget, manifest: Manifest, where: str, refuse: Callable[[str, object, str], NoReturn]
+) -> None:
+    segments, kv_format = target.segments, target.weights.kv_format
+    for field in segments.__struct_fields__:
+        value = getattr(segments, field)
+        if not 0 <= value < 2**48:
+            refuse(f"{where}.segments.{field}", value, "0 to 2^48 - 1")
+    if segments.weights_offset % 4096:
+        refuse(f"{where}.segments.weights_offset", segments.weights_offset, "a multiple of 4096")
+    if segments.io_bytes < manifest.limits.max_rows * manifest.model.vocabulary * 4:
+        refuse(f"{where}.segments.io_bytes", segments.io_bytes, "room for max_rows rows of logits")
+    if isinstance(target, CpuTarget):
+        if "step" not in target.graphs:
+            refuse(f"{where}.graphs", sorted(target.graphs), "a graph named 'step'")
+        if kv_format == "bf16":
+            refuse(f"{where}.weights.kv_format", kv_format, "f16 or f32")
+        return
+    files = list(target.architectures.values())
+    if not files or len(set(files)) != len(files):
+        refuse(f"{where}.architectures", target.architectures, "at least one, each with a file of its own")
+    if segments.kv_page_bytes % 64:
+        refuse(f"{where}.segments.kv_page_bytes", segments.kv_page_bytes, "a multiple of 64")
+    if kv_format != target.compute_dtype:
+        refuse(f"{where}.weights.kv_format", kv_format, f"{target.compute_dtype}, the compute_dtype")

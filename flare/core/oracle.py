@@ -83,7 +83,7 @@ class Tolerance(Struct):
 def tolerance(formats: Iterable[str]) -> Tolerance:
     """The tolerance of a core with these weight formats."""
     formats = set(formats)
-    if formats & {"q8", "q4"}:
+    if formats & {"q8", "q4", "fp8"}:
         return Tolerance(mean_kl=0.05, max_logprob_error=4.0, worst_margin=1.0)
     if formats & {"f16", "bf16"}:
         return Tolerance(mean_kl=0.002, max_logprob_error=0.25, worst_margin=0.1)

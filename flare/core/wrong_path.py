@@ -62,7 +62,7 @@ def _export(source: Path, name: str) -> str:
 
 def _core_above(path: Path) -> Path | None:
     """Returns the core that a path lies in."""
-    parents = islice(Path(os.path.abspath(path)).parents, 2)  # a core's files lie at most one folder deep
+    parents = islice(Path(os.path.abspath(path)).parents, 3)  # a core's files lie at most two folders deep
     return next((parent for parent in parents if (parent / MANIFEST_FILE).is_file()), None)
 
 

@@ -6,12 +6,16 @@ import json
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from flare.core.cuda_checks import open_cuda_graphs
 from flare.core.directory import open_core, verify_weights
 from flare.core.manifest import decode_manifest
 from flare.errors import CoreError, InputError
+from flare.replay.program import open_replay
+from tests.support.cuda_graphs import add_cuda_target
 
 
 @pytest.fixture
@@ -136,7 +140,7 @@ def test_a_fifo_is_refused_without_waiting(core: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "field"),
     [
-        (lambda m: m.update(version=1), "version 1, this program reads 2; export the core again"),
+        (lambda m: m.update(version=2), "version 2, this program reads 3; export the core again"),
         (lambda m: m.update(version=True), "version True"),
         (lambda m: m.pop("limits"), "limits"),
         (lambda m: m.update(extra=1), "extra"),
@@ -153,9 +157,9 @@ def test_a_fifo_is_refused_without_waiting(core: Path) -> None:
         (lambda m: m["logprobs"].update(explicit_ids=-1), "logprobs.explicit_ids is -1"),
         (lambda m: m["logprobs"].update(alternatives=0), "logprobs.explicit_ids is 128, wanted 0 to 0"),
         (lambda m: m["logprobs"].update(alternatives=0, explicit_ids=0, prompt=True), "logprobs.prompt is True"),
-        (lambda m: m["segments"].update(arena_bytes=-1), "segments.arena_bytes"),
-        (lambda m: m["segments"].update(io_bytes=4), "segments.io_bytes"),
-        (lambda m: m["segments"].update(weights_offset=100), "segments.weights_offset"),
+        (lambda m: m["targets"][0]["segments"].update(arena_bytes=-1), "segments.arena_bytes"),
+        (lambda m: m["targets"][0]["segments"].update(io_bytes=4), "segments.io_bytes"),
+        (lambda m: m["targets"][0]["segments"].update(weights_offset=100), "segments.weights_offset"),
         (lambda m: m["files"].update({"../outside": m["files"]["tokenizer.json"]}), "../outside"),
         (lambda m: m["files"].update({"/absolute": m["files"]["tokenizer.json"]}), "/absolute"),
         (lambda m: m["files"].pop("oracle.msgpack"), "oracle.msgpack"),
@@ -164,7 +168,11 @@ def test_a_fifo_is_refused_without_waiting(core: Path) -> None:
             "oracle.isas is ['x86-64-v9'], wanted levels of the libraries",
         ),
         (lambda m: m["oracle"].update(isas=["generic", "generic"]), "oracle.isas"),
-        (lambda m: m["graphs"].pop("step"), "step"),
+        (
+            lambda m: m["oracle"].update(mean_kl=None),
+            "oracle.mean_kl is None, wanted a number where oracle.isas names levels",
+        ),
+        (lambda m: m["targets"][0]["graphs"].pop("step"), "step"),
         (lambda m: m["tokens"].update(eos=[10**6]), "tokens"),
     ],
 )
@@ -177,3 +185,109 @@ def test_manifests_that_lie(core: Path, change: object, field: str) -> None:
 def test_bytes_that_are_no_manifest(data: bytes) -> None:
     with pytest.raises(CoreError):
         decode_manifest(data)
+
+
+@pytest.fixture
+def both(core: Path, cubins: Path) -> Path:
+    """The tiny core with a cuda target beside its own."""
+    add_cuda_target(core, cubins, "sm_90a", "sm_80")
+    return core
+
+
+def test_a_core_with_two_targets(both: Path) -> None:
+    opened = open_core(both, verify=True)
+    manifest = opened.manifest
+    assert manifest.cpu is manifest.targets[0] and manifest.cuda is manifest.targets[1]
+    assert decode_manifest((both / "core.json").read_bytes()).encode() == (both / "core.json").read_bytes()
+    assert opened.graph("step").nodes and opened.cuda_graphs("sm_80").arch == "sm_80"
+    graphs, files = open_cuda_graphs(opened, "sm_90a")
+    assert {kernel.cubin for kernel in graphs.kernels} == files.keys()
+
+
+def test_a_core_for_cuda_alone_names_what_it_lacks(both: Path) -> None:
+    def change(m: dict[str, Any]) -> None:
+        del m["targets"][0], m["files"]["weights.safetensors"]
+        m["oracle"].update(isas=[])
+
+    rewrite(both, change)
+    opened = open_core(both)
+    assert opened.manifest.cpu is None and opened.manifest.cuda is not None
+    with pytest.raises(CoreError, match="has no cpu target; export it with --target cpu as well"):
+        open_replay(opened, threads=1, kv_pages=1)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: data[:-1],
+        lambda data: data[:30] + b"?" + data[31:],
+        lambda data: b"\1" + data[1:],
+    ],
+)
+def test_each_target_s_weights_are_checked(both: Path, damage: Any) -> None:
+    weights = both / "weights-cuda.safetensors"
+    weights.write_bytes(damage(weights.read_bytes()))
+    assert refused(both).startswith("weights-cuda.safetensors: ")
+
+
+def test_every_target_s_bytes_are_hashed(both: Path) -> None:
+    weights = both / "weights-cuda.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    weights.write_bytes(data)
+    open_core(both)
+    assert refused(both, verify=True).startswith("weights-cuda.safetensors: bytes differ")
+
+
+def test_a_flipped_bit_in_a_cubin(both: Path) -> None:
+    file = next((both / "kernels" / "sm_90a").iterdir())
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+    assert refused(both).startswith(f"kernels/sm_90a/{file.name}: bytes differ")
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        (lambda m: m["targets"].clear(), "targets is [], wanted cpu, cuda, or both in that order"),
+        (lambda m: m["targets"].reverse(), "targets is ['cuda', 'cpu']"),
+        (lambda m: m["targets"].append(m["targets"][1]), "targets is ['cpu', 'cuda', 'cuda']"),
+        (lambda m: m["targets"][1].update(kind="tpu"), "Invalid value 'tpu'"),
+        (lambda m: m["targets"][1].update(architectures={}), "targets[1].architectures is {}, wanted at least one"),
+        (lambda m: m["targets"][1]["architectures"].update(sm_75="tokenizer.json"), "Invalid enum value 'sm_75'"),
+        (lambda m: m["targets"][1]["architectures"].update(sm_86="graphs/cuda-sm_80.msgpack"), "a file of its own"),
+        (lambda m: m["targets"][1]["architectures"].update(sm_86="graphs/gone"), "files is 'graphs/gone'"),
+        (lambda m: m["files"].pop("weights-cuda.safetensors"), "files is 'weights-cuda.safetensors'"),
+        (
+            lambda m: m["targets"][1]["weights"].update(file="weights.safetensors"),
+            "a file for each target that is nothing",
+        ),
+        (
+            lambda m: m["targets"][1]["weights"].update(file="tokenizer.json"),
+            "a file for each target that is nothing else",
+        ),
+        (
+            lambda m: m["targets"][1]["weights"].update(kv_format="f32"),
+            "weights.kv_format is 'f32', wanted f16, the compute",
+        ),
+        (
+            lambda m: m["targets"][0]["weights"].update(kv_format="bf16"),
+            "weights.kv_format is 'bf16', wanted f16 or f32",
+        ),
+        (
+            lambda m: m["targets"][1]["segments"].update(kv_page_bytes=100),
+            "kv_page_bytes is 100, wanted a multiple of 64",
+        ),
+        (lambda m: m["targets"][1]["segments"].update(io_bytes=64), "targets[1].segments.io_bytes is 64, wanted room"),
+        (
+            lambda m: m["files"]["weights-cuda.safetensors"].update(chunked=False),
+            "chunked is False, wanted true for weights",
+        ),
+        (lambda m: m["files"]["tokenizer.json"].update(chunked=True), "files['tokenizer.json'].chunked is True"),
+        (lambda m: m["targets"][1]["segments"].pop("host_bytes"), "missing required field `host_bytes`"),
+    ],
+)
+def test_targets_that_lie(both: Path, change: object, field: str) -> None:
+    rewrite(both, change)
+    assert field in refused(both)

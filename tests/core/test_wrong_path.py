@@ -18,7 +18,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("llama/config.json", "llama/model.safetensors", "llama/tokenizer.json", "cores/smollm2/core.json"):
         Path(name).parent.mkdir(parents=True, exist_ok=True)
         Path(name).write_text("{}")
-    Path("cores/smollm2/kernels").mkdir()
+    Path("cores/smollm2/kernels/sm_90a").mkdir(parents=True)
+    Path("cores/smollm2/kernels/sm_90a/norm.cubin").write_text("")
     Path("cores/smollm2/kernels/cpu.so").write_text("")
     Path("my gguf").mkdir()
     Path("my gguf/tiny.gguf").write_bytes(b"GGUF\3\0\0\0")
@@ -80,8 +81,9 @@ def test_another_directory(here: Path, path: str, line: str) -> None:
     assert str(caught.value) == line
 
 
-@pytest.mark.parametrize("path", ["cores/smollm2/core.json", "cores/smollm2/kernels/cpu.so"])
+@pytest.mark.parametrize("path", ["core.json", "kernels/cpu.so", "kernels/sm_90a/norm.cubin"])
 def test_a_file_of_a_core(here: Path, path: str) -> None:
+    path = f"cores/smollm2/{path}"
     with pytest.raises(NoCore, match=f"^{path}: a file of the core {here}/cores/smollm2; name that directory$"):
         open_core(path)
 

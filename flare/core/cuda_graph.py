@@ -1,0 +1,154 @@
+"""The cuda target's graphs for one architecture: the kernels, and for each bucket the nodes of a CUDA graph.
+
+A kernel is a function of a cubin, a node launches it on pointers and scalars or copies or fills memory, and edges order the
+nodes. A pointer is (segment, offset): the runtime adds where the segment lies. Offsets into `kv` count inside one page, so that
+the number of pages can be chosen when the core is loaded. The file `graphs/cuda-<architecture>.msgpack` is MessagePack.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+import msgspec
+
+from flare.core.manifest import MAX_ALTERNATIVES, MAX_EXPLICIT_IDS, Limits, Struct
+from flare.errors import CoreError
+
+CudaSegment = Literal["weights", "kv", "arena", "io", "host", "none"]
+
+SAMPLE_PARAMS_BYTES = 88
+"""Of a row's sampling parameters: `SampleParams` of the replay, which kernels read word by word."""
+
+ROW_LOGPROBS_BYTES = 4 * (4 + 2 * MAX_ALTERNATIVES + MAX_EXPLICIT_IDS)
+"""Of a row's log probabilities: `RowLogprobs` of the replay."""
+
+DEVICE_ONLY = frozenset({"logits"})
+"""Arrays without a twin on the host."""
+
+
+class Pointer(Struct, tag_field="kind", tag="pointer", gc=False):
+    """`bytes` bytes at `offset` of a segment; `host` is pinned memory, `none` a null pointer (offset and bytes 0)."""
+
+    segment: CudaSegment
+    offset: int
+    bytes: int
+
+
+class Scalar(Struct, tag_field="kind", tag="scalar", gc=False):
+    """A number passed by value."""
+
+    type: Literal["i32", "i64", "f32"]
+    value: int | float
+
+
+class Kernel(Struct):
+    """A function of a cubin.
+
+    cubin: the core's file. name: the function's symbol. threads: of a block, all in x. shared: bytes of dynamic shared memory.
+    source, signature, constants say what it was compiled from, so that tests can run it without a device: `source` is
+    "module.function" of the exporter's kernels, `signature` maps each run-time parameter, in order, to its Triton type
+    ("*bf16", "i32"), `constants` each compile-time one to its value.
+    """
+
+    cubin: str
+    name: str
+    threads: int
+    shared: int
+    source: str
+    signature: dict[str, str]
+    constants: dict[str, int | float | bool | str | None]
+
+
+class Edge(Struct, gc=False):
+    """That a node waits for an earlier one of its bucket. A programmatic edge lets a kernel begin before the other has ended;
+    the kernel itself then waits for its results."""
+
+    node: int
+    programmatic: bool = False
+
+
+class KernelNode(Struct, tag_field="kind", tag="kernel"):
+    """One launch. `kernel` is an index into the file's kernels, `grid` the blocks in x, y, z; `args` are in the signature's
+    order, then the two scratch pointers of Triton's calling convention, both null."""
+
+    kernel: int
+    grid: tuple[int, int, int]
+    args: list[Pointer | Scalar]
+    label: str
+    after: list[Edge]
+
+
+class CopyNode(Struct, tag_field="kind", tag="memcpy"):
+    """Copies `source` to `target`, which have as many bytes."""
+
+    source: Pointer
+    target: Pointer
+    label: str
+    after: list[Edge]
+
+
+class FillNode(Struct, tag_field="kind", tag="memset"):
+    """Sets every byte of `target` to `value`."""
+
+    target: Pointer
+    value: int
+    label: str
+    after: list[Edge]
+
+
+class Bucket(Struct):
+    """A graph for at most so many tokens and rows. Edges lead to earlier nodes only."""
+
+    tokens: int
+    rows: int
+    nodes: list[KernelNode | CopyNode | FillNode]
+
+
+class CudaGraphs(Struct):
+    """All graphs for one architecture.
+
+    step: by increasing tokens. sample, score: of no tokens, by increasing rows. io: where each named array lies, in `io`,
+    and its twin "host.<name>" in `host`.
+    """
+
+    arch: str
+    kernels: list[Kernel]
+    step: list[Bucket]
+    sample: list[Bucket]
+    score: list[Bucket]
+    io: dict[str, Pointer]
+
+    def encode(self) -> bytes:
+        """Returns the file's bytes."""
+        return msgspec.msgpack.encode(self)
+
+
+def decode_cuda_graphs(data: bytes, name: str) -> CudaGraphs:
+    """Decodes a file of cuda graphs. Raises CoreError naming the file and the field when it is malformed."""
+    try:
+        return msgspec.msgpack.decode(data, type=CudaGraphs)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise CoreError(f"{name}: {str(error).splitlines()[0][:200]}; export the core again") from None
+
+
+def io_arrays(limits: Limits, vocabulary: int) -> Mapping[str, int]:
+    """Returns the bytes of each named array of a core's graphs: words of 4 bytes, but `params` and `logprobs`."""
+    rows, pages = limits.max_rows, -(-limits.max_context // limits.page_tokens)
+    return {
+        "tokens": 4 * limits.max_step_tokens,
+        "positions": 4 * limits.max_step_tokens,
+        "slots": 4 * limits.max_step_tokens,
+        "rows": 4 * rows,
+        "page_table": 4 * limits.slots * pages,
+        "logits": 4 * rows * vocabulary,
+        "params": SAMPLE_PARAMS_BYTES * rows,
+        "history": 4 * rows * limits.max_context,
+        "masks": 4 * rows * -(-vocabulary // 32),
+        "explicit_ids": 4 * rows * MAX_EXPLICIT_IDS,
+        "sampled": 4 * rows,
+        "logprobs": ROW_LOGPROBS_BYTES * rows,
+        "first": 4,
+        "targets": 4 * rows,
+        "wanted": 4 * rows,
+    }

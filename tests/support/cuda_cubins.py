@@ -1,0 +1,82 @@
+"""Cubins of small kernels, compiled ahead for several architectures, with what their compiler says of them.
+
+`make(folder)` compiles in a process of its own, since a process that has imported Triton for its interpreter cannot compile.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+ARCHITECTURES = ("sm_80", "sm_89", "sm_90a", "sm_100a", "sm_120a")
+KERNELS = ("scale", "dot")
+
+SIGNATURES = {
+    "scale": {"x": "*fp32", "y": "*fp32", "n": "i32", "factor": "fp32"},
+    "dot": {"a": "*fp16", "b": "*fp16", "c": "*fp32"},
+}
+CONSTANTS = {"scale": {"N": 128}, "dot": {"K": 64}}
+WARPS = {"scale": 2, "dot": 4}
+
+PTX = """.version 8.8
+.target {architecture}
+.address_size 64
+.visible .entry plain(.param .u64 p, .param .u32 n, .param .u64 s, .param .u64 t) .reqntid {threads} {cluster}
+{{
+    .shared .align 8 .b8 buffer[100];
+    .reg .b64 %r;
+    .reg .b32 %a;
+    ld.param.u64 %r, [p];
+    mov.u32 %a, buffer;
+    st.global.u32 [%r], %a;
+    ret;
+}}
+"""
+"""A kernel with static shared memory, which Triton's have not, and parameters like theirs."""
+
+
+@cache
+def tool(name: str) -> str:
+    """The path of a program that Triton brings."""
+    import importlib.util
+
+    package = importlib.util.find_spec("triton")
+    assert package is not None and package.origin is not None, "the tests need triton: pip install '.[export-cuda]'"
+    path = Path(package.origin).parent / "backends/nvidia/bin" / name
+    assert path.is_file(), path
+    return str(path)
+
+
+def make(folder: Path) -> None:
+    """Fills a folder with `<kernel>-<architecture>.cubin` and `.json` (Triton's metadata) of each kernel."""
+    folder.mkdir()
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("TRITON")}
+    environment |= {
+        "TRITON_DISABLE_LINE_INFO": "1",
+        "TRITON_DEFAULT_FP_FUSION": "1",
+        "TRITON_CACHE_DIR": str(folder / "cache"),
+        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]),
+    }
+    subprocess.run([sys.executable, "-m", "tests.support.cuda_kernels", str(folder)], env=environment, check=True)
+
+
+def assemble(folder: Path, assembler: str, architecture: str, cluster: str = "", threads: int = 64) -> bytes:
+    """The cubin that an assembler of Triton's makes of PTX."""
+    source, output = folder / "plain.ptx", folder / "plain.cubin"
+    source.write_text(PTX.format(architecture=architecture, cluster=cluster, threads=threads))
+    subprocess.run([tool(assembler), "-arch", architecture, str(source), "-o", str(output)], check=True)
+    return output.read_bytes()
+
+
+def cubin(folder: Path, kernel: str, architecture: str) -> bytes:
+    return (folder / f"{kernel}-{architecture}.cubin").read_bytes()
+
+
+def metadata(folder: Path, kernel: str, architecture: str) -> dict[str, Any]:
+    """What Triton says of a kernel: name, num_warps, shared (bytes of dynamic shared memory)."""
+    return json.loads((folder / f"{kernel}-{architecture}.json").read_bytes())

@@ -1,0 +1,45 @@
+"""The kernels of `cuda_cubins.py`; as a program, their compiler."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import triton
+import triton.language as tl
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from tests.support.cuda_cubins import ARCHITECTURES, CONSTANTS, KERNELS, SIGNATURES, WARPS
+
+
+@triton.jit
+def scale(x, y, n, factor, N: tl.constexpr):
+    i = tl.program_id(0) * N + tl.arange(0, N)
+    tl.store(y + i, tl.load(x + i, i < n) * factor, i < n)
+
+
+@triton.jit
+def dot(a, b, c, K: tl.constexpr):
+    i, k = tl.arange(0, 64), tl.arange(0, K)
+    left = tl.load(a + i[:, None] * K + k[None, :])
+    right = tl.load(b + k[:, None] * 64 + i[None, :])
+    tl.store(c + i[:, None] * 64 + i[None, :], tl.dot(left, right))
+
+
+def main(folder: Path) -> None:
+    for name in KERNELS:
+        function, signature, constants = globals()[name], SIGNATURES[name], CONSTANTS[name]
+        places = {(function.arg_names.index(key),): value for key, value in constants.items()}
+        source = ASTSource(function, signature | dict.fromkeys(constants, "constexpr"), places, {})
+        for architecture in ARCHITECTURES:
+            target = GPUTarget("cuda", int(architecture.strip("sm_a")), 32)
+            kernel = triton.compile(source, target=target, options={"num_warps": WARPS[name]})
+            facts = {key: getattr(kernel.metadata, key) for key in ("name", "num_warps", "shared")}
+            (folder / f"{name}-{architecture}.cubin").write_bytes(kernel.asm["cubin"])
+            (folder / f"{name}-{architecture}.json").write_text(json.dumps(facts))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
