@@ -11,15 +11,18 @@ from collections.abc import Callable, Iterable, Sequence
 from ctypes import c_float, c_int32, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
+from flare.core.graph import INTERPRETED, Op
 from flare.errors import CoreError, InputError, ReplayDead
+from flare.fallbacks import Fallbacks
 from flare.replay.cpu_interface import (
     ROWS_FAILED,
     SEGMENTS,
     UNAVAILABLE,
     ArgStruct,
     Buffer,
+    Interpret,
     NodeStruct,
     OpenArgs,
     RowLogprobs,
@@ -29,6 +32,9 @@ from flare.replay.cpu_interface import (
     StepArgs,
     load_library,
 )
+
+if TYPE_CHECKING:
+    from flare.replay.interpreter import Interpreter
 
 __all__ = [
     "ISA_FLAGS",
@@ -63,11 +69,13 @@ class CpuArg:
 
 @dataclass(frozen=True, slots=True)
 class CpuNode:
-    """One kernel call. Phases do not decrease along a program; nodes of one phase are independent."""
+    """One kernel call, or an `op` to be interpreted. Phases do not decrease along a program; nodes of one phase are
+    independent."""
 
     kernel: str
     phase: int
     args: tuple[CpuArg, ...]
+    op: Op | None = None
 
 
 @dataclass(frozen=True)
@@ -75,7 +83,8 @@ class CpuProgram:
     """Everything that a cpu core's `step` graph needs to run. Sizes are bytes, limits are counts.
 
     `weights` is any contiguous buffer (an mmap, bytes); the segment is `weights_bytes` from `weights_offset` on and
-    starts at an address that is a multiple of 64. Logits are f32 [max_rows, vocabulary] at `logits_offset` of io.
+    starts at an address that is a multiple of 64. Logits are f32 [max_rows, vocabulary] at `logits_offset` of io. The
+    elements of the kv pool are of the `kv_format`, f32 or f16.
     """
 
     library: Path
@@ -93,6 +102,7 @@ class CpuProgram:
     max_step_tokens: int
     max_rows: int
     page_tokens: int
+    kv_format: str = "f32"
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,8 +160,20 @@ class CpuReplay:
     rows that wanted any. All sizes are in `limits`.
     """
 
-    def __init__(self, program: CpuProgram, *, threads: int, kv_pages: int, huge_pages: bool = False) -> None:
+    def __init__(
+        self,
+        program: CpuProgram,
+        *,
+        threads: int,
+        kv_pages: int,
+        huge_pages: bool = False,
+        fallbacks: Fallbacks | None = None,
+        instead_of_device: str = "",
+    ) -> None:
         """Opens the library and allocates the core; `huge_pages` copies the weights to transparent huge pages.
+
+        What runs for want of something better is recorded in `fallbacks`: each node that is interpreted, and each step under
+        `instead_of_device`, where given.
 
         Raises CoreError if the program is bad, InputError if the system has not the memory or threads for it.
         """
@@ -174,11 +196,14 @@ class CpuReplay:
         self.page_stride = self.limits.page_stride
         self.kv_pages = kv_pages
 
+        self._fallbacks = fallbacks or Fallbacks(told=False)
+        self._instead_of_device = instead_of_device
         self._handle = c_void_p()
         self._error = ctypes.create_string_buffer(_ERROR_BYTES)
         self._name = program.library.name
         self._library = load_library(program.library)
         self.info: dict[str, Any] = json.loads(self._library.flare_library_info())
+        self._interpreter = self._make_interpreter(program)
         self._weights = _pin(program)
         try:
             self._open(program, threads, kv_pages, huge_pages)
@@ -202,6 +227,8 @@ class CpuReplay:
         for params in self.sampling:
             params.top_p = params.repetition = 1.0
             params.alternatives = -1
+        if self._interpreter is not None:
+            self._interpreter.attach(self.tokens, self.positions, self.slots, self.page_table, self.rows)
         self._step = StepArgs(
             struct_size=ctypes.sizeof(StepArgs),
             page_stride=limits.page_stride,
@@ -232,8 +259,11 @@ class CpuReplay:
 
         `meanwhile` is called on this thread when the others have begun, and joins them when it returns; it must not call
         the replay. What it raises is raised once the step is done. Raises ValueError, having run nothing, if an argument is
-        out of its range, and ReplayDead after `close`.
+        out of its range, and ReplayDead after `close`; RequestError where a node would be interpreted and may not be.
         """
+        self._fallbacks.check()
+        if self._interpreter is not None:
+            self._interpreter.begin(n_tokens, n_rows)
         self._step.tokens = n_tokens
         self._step.rows = n_rows
         if self._library.flare_begin(self._handle, self._step, self._error, _ERROR_BYTES):
@@ -243,6 +273,10 @@ class CpuReplay:
                 meanwhile()
         finally:
             self._library.flare_finish(self._handle, self._error, _ERROR_BYTES)
+            if self._instead_of_device:
+                self._fallbacks.record(self._instead_of_device)
+        if self._interpreter is not None:
+            self._interpreter.finish()
 
     def sample(self, n_rows: int) -> None:
         """Chooses `sampled[:n_rows]` from the last step's logits by `sampling[:n_rows]`, and fills `logprobs` of the rows
@@ -290,6 +324,30 @@ class CpuReplay:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _make_interpreter(self, program: CpuProgram) -> Interpreter | None:
+        """Returns the interpreter of the nodes without a kernel, None where all have one. Raises CoreError for a bad one."""
+        for index, node in enumerate(program.nodes):
+            if (node.kernel == INTERPRETED) != (node.op is not None):
+                op = "no op" if node.op is None else f"op {node.op.name[:40]!r}"
+                raise CoreError(f"node {index}: kernel {node.kernel[:80]!r} with {op}; export the core again")
+        nodes = {index: (node.op, node.args) for index, node in enumerate(program.nodes) if node.op is not None}
+        if not nodes:
+            return None
+        from flare.replay.interpreter import Interpreter, Sizes
+
+        sizes = Sizes(
+            tokens=program.max_step_tokens,
+            rows=program.max_rows,
+            kv_pages=self.kv_pages,
+            kv_page_bytes=program.kv_page_bytes,
+            page_tokens=program.page_tokens,
+            page_stride=self.page_stride,
+            kv_format=program.kv_format,
+        )
+        interpreter = Interpreter(nodes, sizes, self._fallbacks)
+        self._fallbacks.need(interpreter.causes)
+        return interpreter
+
     def _open(self, program: CpuProgram, threads: int, kv_pages: int, huge_pages: bool) -> None:
         nodes = (NodeStruct * len(program.nodes))()
         for target, node in zip(nodes, program.nodes, strict=True):
@@ -313,6 +371,9 @@ class CpuReplay:
         if program.weights_bytes:
             a.weights = self._weights.buf + program.weights_offset
         a.nodes = nodes
+        if self._interpreter is not None:
+            self._interpret = Interpret(self._interpreter.run)  # the library calls it for as long as the core is open
+            a.interpret = self._interpret
         failed = self._library.flare_open(a, ctypes.byref(self._handle), self._error, _ERROR_BYTES)
         if failed:
             raise InputError(self._text()) if failed == UNAVAILABLE else CoreError(self._text())

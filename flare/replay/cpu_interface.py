@@ -12,12 +12,16 @@ from pathlib import Path
 from flare.core.manifest import MAX_ALTERNATIVES, MAX_EXPLICIT_IDS
 from flare.errors import CoreError
 
-ABI_VERSION = 3
+ABI_VERSION = 4
 SEGMENTS = {"none": 0, "weights": 1, "arena": 2, "io": 3, "kv": 4}
 
 # Result codes beside 0 (good) and 1 (refused).
 ROWS_FAILED = 2
 UNAVAILABLE = 3
+
+
+Interpret = ctypes.CFUNCTYPE(None, c_int32, c_void_p, c_void_p)
+"""What a library calls for a node that is interpreted; see `Interpreter.run`."""
 
 
 class ArgStruct(ctypes.Structure):
@@ -49,6 +53,7 @@ class OpenArgs(ctypes.Structure):
         ("weights_bytes", c_uint64),
         ("weights", c_void_p),
         ("nodes", POINTER(NodeStruct)),
+        ("interpret", Interpret),
     ]
 
 

@@ -15,7 +15,7 @@ from flare.errors import CoreError, SettingError
 
 if TYPE_CHECKING:
     from flare.core.directory import Core
-    from flare.replay.cpu import CpuReplay
+    from flare.core.manifest import CpuTarget, CudaTarget
 
 Look = Callable[["memoryview[float]", Any], None]
 """Takes a position's logits and their RowLogprobs, which are there during the call only; positions come in order."""
@@ -78,9 +78,9 @@ def score_prompt(replay: Scorer, tokens: Sequence[int], look: Look) -> Positions
 
 
 def check_oracle(replay: Scorer, oracle: Oracle, isa: str, formats: Iterable[str]) -> str:
-    """Replays the oracle on a replay of the level `isa`, of a core with these weight formats, and returns what was found.
+    """Replays the oracle on a replay compiled for `isa`, of a core whose numbers have these formats; returns the finding.
 
-    The reference's answers must be met within tolerance, those of the same level, where the oracle has them, to the bit.
+    The reference's answers must be met within tolerance, those of the same library, where the oracle has them, to the bit.
     Raises CoreError where they are not.
     """
     allowed = tolerance(formats)
@@ -114,9 +114,9 @@ def check_oracle(replay: Scorer, oracle: Oracle, isa: str, formats: Iterable[str
     return f"{met}{beside}, log probabilities {error:.2g} at most from the reference's"
 
 
-def check_core(core: Core, replay: CpuReplay) -> str:
-    """Checks a core's oracle on a replay of it that serves nothing yet, and returns what was found; keys and values in its pool
-    are overwritten.
+def check_core(core: Core, target: CpuTarget | CudaTarget, replay: Scorer, architecture: str) -> str:
+    """Checks a core's oracle on a replay of its `target`, compiled for `architecture`, and returns what was found. The replay
+    serves nothing yet: keys and values in its pool are overwritten.
 
     Raises CoreError where an answer is wrong, SettingError where the pool cannot hold the prompts.
     """
@@ -126,10 +126,11 @@ def check_core(core: Core, replay: CpuReplay) -> str:
         raise SettingError(
             "kv_memory",
             f"{replay.kv_pages} pages are too few for the check of the core, which takes {pages}; ask for "
-            f"{pages * core.manifest.segments.kv_page_bytes} bytes, or leave --check out",
+            f"{pages * target.segments.kv_page_bytes} bytes, or leave --check out",
         )
-    isa = replay.info["isa"]
-    return f"{isa} {check_oracle(replay, oracle, isa, core.manifest.weights.formats)}"
+    # The keys and values are rounded to their format too, on a device with the inputs of linear layers.
+    formats = {*target.weights.formats, target.weights.kv_format}
+    return f"{architecture} {check_oracle(replay, oracle, architecture, formats)}"
 
 
 def differing(found: Positions, stored: Positions) -> int:

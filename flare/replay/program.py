@@ -9,38 +9,68 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from flare.core.directory import WEIGHTS_FILE, Core
+from flare.core.directory import Core
 from flare.core.graph import Graph
-from flare.core.manifest import KernelLibrary, Manifest
+from flare.core.manifest import CpuTarget, KernelLibrary, Manifest
 from flare.errors import CoreError
+from flare.fallbacks import Fallbacks
 from flare.replay.cpu import ISA_FLAGS, CpuArg, CpuNode, CpuProgram, CpuReplay, best_isa, load_library, machine_flags
 
 
 def open_replay(
-    core: Core, *, threads: int, kv_pages: int, huge_pages: bool = False, isa: str | None = None
+    core: Core,
+    *,
+    threads: int,
+    kv_pages: int,
+    huge_pages: bool = False,
+    isa: str | None = None,
+    fallbacks: Fallbacks | None = None,
+    instead_of_device: str = "",
 ) -> CpuReplay:
     """Opens the core's `step` graph on the best instruction set of this machine, or on `isa`.
 
-    `kv_pages` is the pool's size in pages; `huge_pages` copies the weights into huge pages. Raises CoreError when the core
-    offers nothing that this machine runs.
+    `kv_pages` is the pool's size in pages; `huge_pages` copies the weights into huge pages; the last two are `CpuReplay`'s.
+    Raises CoreError when the core offers nothing that this machine runs.
     """
-    level = isa or best_isa(library.isa for library in core.manifest.target.libraries)
+    level = isa or choose_isa(cpu_target(core.manifest))
     program = make_program(core.manifest, core.graph("step"), core.path, level)
-    return CpuReplay(program, threads=threads, kv_pages=kv_pages, huge_pages=huge_pages)
+    return CpuReplay(
+        program,
+        threads=threads,
+        kv_pages=kv_pages,
+        huge_pages=huge_pages,
+        fallbacks=fallbacks,
+        instead_of_device=instead_of_device,
+    )
+
+
+def choose_isa(target: CpuTarget) -> str:
+    """The fastest of the target's instruction sets that this machine runs. Raises CoreError when it runs none."""
+    return best_isa(library.isa for library in target.libraries)
+
+
+def cpu_target(manifest: Manifest) -> CpuTarget:
+    """The cpu target of a core. Raises CoreError when it has none."""
+    if manifest.cpu is None:
+        raise CoreError(f"targets: core {manifest.model.id} has no cpu target; export it with --target cpu as well")
+    return manifest.cpu
 
 
 def make_program(manifest: Manifest, graph: Graph, folder: Path, isa: str) -> CpuProgram:
     """The program of a core's graph for one instruction set; the weights are mapped, not read."""
-    library = next(library for library in manifest.target.libraries if library.isa == isa)
-    limits, segments = manifest.limits, manifest.segments
+    target = cpu_target(manifest)
+    library = next(library for library in target.libraries if library.isa == isa)
+    limits, segments = manifest.limits, target.segments
     nodes = [
-        CpuNode(node.kernel, node.phase, tuple(CpuArg(arg.segment, arg.offset, arg.bytes) for arg in node.args))
+        CpuNode(
+            node.kernel, node.phase, tuple(CpuArg(arg.segment, arg.offset, arg.bytes) for arg in node.args), node.op
+        )
         for node in graph.nodes
     ]
     return CpuProgram(
         library=folder / library.file,
         nodes=nodes,
-        weights=_map(folder / WEIGHTS_FILE),
+        weights=_map(folder / target.weights.file),
         weights_offset=segments.weights_offset,
         weights_bytes=segments.weights_bytes,
         arena_bytes=segments.arena_bytes,
@@ -53,6 +83,7 @@ def make_program(manifest: Manifest, graph: Graph, folder: Path, isa: str) -> Cp
         max_step_tokens=limits.max_step_tokens,
         max_rows=limits.max_rows,
         page_tokens=limits.page_tokens,
+        kv_format=target.weights.kv_format,
     )
 
 

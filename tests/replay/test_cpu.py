@@ -184,7 +184,7 @@ def test_what_is_no_kernel_library_is_refused(tmp_path: Path) -> None:
 
 def test_another_abi_is_refused(tmp_path: Path) -> None:
     path = compile_c(tmp_path, "unsigned flare_abi_version(void) { return 1; }")
-    with pytest.raises(CoreError, match="ABI version 1, this flare replays 3: export the core again"):
+    with pytest.raises(CoreError, match="ABI version 1, this flare replays 4: export the core again"):
         load_library(path)
 
 

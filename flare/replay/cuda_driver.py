@@ -1,0 +1,339 @@
+"""The CUDA driver, as far as a replay needs it: one device, its memory, one stream, loaded kernels, and what errors mean.
+
+Everything goes through `cuda.bindings.driver`, an optional dependency that is imported when a device is opened and not before.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+from types import ModuleType
+from typing import Any
+
+from flare.errors import CoreError, FlareError, InputError, ReplayDead
+
+STATIC_SHARED_LIMIT = 48 * 1024
+"""Bytes of dynamic shared memory that a kernel may have without asking (CUDA C++ programming guide, compute capabilities)."""
+
+MIN_DRIVER = 12030
+"""CUDA version, as the driver writes it, that first has all functions used here: edges with data in cuGraphAddNode."""
+
+# Results after which the context, or the whole process's CUDA, runs nothing any more: those of which the driver's header says
+# that the process must be relaunched, and those that tell that the context, the device or the driver is gone.
+FATAL = frozenset(
+    """
+    CUDA_ERROR_DEINITIALIZED CUDA_ERROR_DEVICE_UNAVAILABLE CUDA_ERROR_INVALID_CONTEXT CUDA_ERROR_ECC_UNCORRECTABLE
+    CUDA_ERROR_NVLINK_UNCORRECTABLE CUDA_ERROR_CONTAINED CUDA_ERROR_ILLEGAL_ADDRESS CUDA_ERROR_LAUNCH_TIMEOUT
+    CUDA_ERROR_CONTEXT_IS_DESTROYED CUDA_ERROR_ASSERT CUDA_ERROR_HARDWARE_STACK_ERROR CUDA_ERROR_ILLEGAL_INSTRUCTION
+    CUDA_ERROR_MISALIGNED_ADDRESS CUDA_ERROR_INVALID_ADDRESS_SPACE CUDA_ERROR_INVALID_PC CUDA_ERROR_LAUNCH_FAILED
+    CUDA_ERROR_TENSOR_MEMORY_LEAK CUDA_ERROR_MPS_CLIENT_TERMINATED CUDA_ERROR_EXTERNAL_DEVICE CUDA_ERROR_UNKNOWN
+    """.split()
+)
+
+# Results of loading a cubin that say something about the cubin, or about a driver too old for it.
+_REFUSED_IMAGE = frozenset(
+    """
+    CUDA_ERROR_INVALID_IMAGE CUDA_ERROR_NO_BINARY_FOR_GPU CUDA_ERROR_INVALID_SOURCE CUDA_ERROR_INVALID_PTX
+    CUDA_ERROR_UNSUPPORTED_PTX_VERSION CUDA_ERROR_NOT_FOUND CUDA_ERROR_INVALID_VALUE
+    """.split()
+)
+
+
+class NoDevice(InputError):
+    """No CUDA device can be used here: no bindings, no driver, no device, or none that the core has kernels for. The caller may
+    serve another target of the core instead."""
+
+
+class DeviceError(FlareError):
+    """A call of the driver failed, and the device works on: what the call was for did not happen. `result` is the driver's name
+    of the error."""
+
+    def __init__(self, message: str, result: str) -> None:
+        super().__init__(message)
+        self.result = result
+
+
+def architecture_for(available: Iterable[str], capability: tuple[int, int]) -> str | None:
+    """Returns which of the architectures' cubins a device of that compute capability runs fastest, None if it runs none.
+
+    Cubins run on devices of their own major version with the same or a greater minor one; those of an architecture with the
+    suffix `a` on its own capability alone (CUDA C++ programming guide, binary compatibility and family-specific features).
+    """
+    major, minor = capability
+    best: tuple[int, bool, str] | None = None
+    for name in available:
+        exact = name.endswith("a")
+        number = int(name.removeprefix("sm_").removesuffix("a"))
+        runs = (number == 10 * major + minor) if exact else number // 10 == major and number % 10 <= minor
+        if runs:
+            best = max(best or (0, False, ""), (number, exact, name))
+    return best and best[2]
+
+
+def load_bindings() -> ModuleType:
+    """Returns `cuda.bindings.driver`. Raises NoDevice when the package is missing or too old."""
+    try:
+        import cuda.bindings
+        import cuda.bindings.driver as api
+    except ImportError as error:
+        raise NoDevice(
+            f"the cuda target needs cuda-python, which does not import here ({_line(error)}): "
+            "pip install 'flare-ignition[cuda]'"
+        ) from None
+    version = cuda.bindings.__version__
+    if int(version.partition(".")[0]) < 13:
+        raise NoDevice(f"cuda-bindings {version}: at least 13.0 is needed: pip install 'flare-ignition[cuda]'")
+    return api
+
+
+class CudaDevice:
+    """A device with its primary context, and one stream on which everything runs, in order. One thread at a time uses it.
+
+    What it gives out (memory, kernels, executable graphs) it frees in `close`, the last first. Every method raises ReplayDead
+    when the context is lost, InputError when memory is short, otherwise DeviceError, and what its own text says.
+    """
+
+    def __init__(self, api: ModuleType, handle: Any) -> None:
+        self.api = api
+        self.architecture = ""
+        """The core's architecture that `open_device` chose."""
+        self.lost = ""
+        """Why the context is lost; empty while it is not."""
+        self.name = "CUDA device"
+        self.context: Any = None
+        self._handle = handle
+        self._threads = (
+            threading.local()
+        )  # those whose context is this one; a thread's number would be another's after it
+        self._owned = ExitStack()
+        attribute = api.CUdevice_attribute
+        self.capability: tuple[int, int] = tuple(
+            self._attribute(getattr(attribute, f"CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_{part}"))
+            for part in ("MAJOR", "MINOR")
+        )
+        name = self.call("cuDeviceGetName", 256, handle)
+        self.name = bytes(name).split(b"\0")[0].decode(errors="replace").strip()
+
+    def start(self) -> None:
+        """Takes the primary context and makes the stream. Raises NoDevice if the device cannot be had (in exclusive use, out of
+        memory)."""
+        try:
+            self.context = self.call("cuDevicePrimaryCtxRetain", self._handle)
+            self._owned.callback(self._release, "cuDevicePrimaryCtxRelease", self._handle)
+            self.attach()
+            self.stream = self.call("cuStreamCreate", self.api.CUstream_flags.CU_STREAM_NON_BLOCKING.value)
+            self._owned.callback(self._release, "cuStreamDestroy", self.stream)
+        except FlareError as error:
+            self.close()
+            raise NoDevice(f"{self.name}: cannot be used: {error}") from None
+
+    def attach(self) -> None:
+        """Makes the context the calling thread's, where it is not yet."""
+        if not hasattr(self._threads, "attached"):
+            self._check("cuCtxSetCurrent", self.api.cuCtxSetCurrent(self.context))
+            self._threads.attached = True
+
+    def close(self) -> None:
+        """Frees everything. Closing twice is fine, and so is closing a lost context."""
+        if self.context is not None and not self.lost:
+            self.api.cuCtxSetCurrent(self.context)
+        self.context = None
+        self._owned.close()
+
+    def memory(self) -> tuple[int, int]:
+        """Returns the device's free memory and all of it, in bytes."""
+        self.attach()
+        free, total = self.call("cuMemGetInfo")
+        return free, total
+
+    def driver_version(self) -> str:
+        """Returns the CUDA version that the driver supports, such as "13.0"."""
+        return _dotted(self.call("cuDriverGetVersion"))
+
+    def allocate(self, size: int, what: str) -> int:
+        """Returns the address of `size` bytes of device memory, 256-byte aligned, for as long as the device is open; 0 for no
+        bytes."""
+        if not size:
+            return 0
+        address = int(self._taken("cuMemAlloc", size, f"{what}: {size} bytes of memory of {self.name}"))
+        self._owned.callback(self._release, "cuMemFree", address)
+        return address
+
+    def allocate_host(self, size: int, what: str) -> int:
+        """As `pin`, for as long as the device is open."""
+        address = self.pin(size, what)
+        self._owned.callback(self._release, "cuMemFreeHost", address)
+        return address
+
+    def pin(self, size: int, what: str) -> int:
+        """Returns the address of `size` bytes of pinned host memory, zeroed, which go back to `unpin`."""
+        address = int(self._taken("cuMemAllocHost", size, f"{what}: {size} bytes of pinned host memory"))
+        ctypes.memset(address, 0, size)
+        return address
+
+    def unpin(self, address: int) -> None:
+        """Frees what `pin` gave."""
+        self._release("cuMemFreeHost", address)
+
+    def load_kernels(self, image: bytes, kernels: Mapping[str, int], file: str) -> dict[str, Any]:
+        """Loads a cubin; returns the functions of the kernels named, each with as many bytes of dynamic shared memory allowed.
+
+        Raises CoreError when the driver refuses the cubin, lacks a kernel in it, or has not so much shared memory.
+        """
+        self.attach()
+        where = file
+        try:
+            library = self.call("cuLibraryLoadData", image, None, None, 0, None, None, 0)
+            self._owned.callback(self._release, "cuLibraryUnload", library)
+            functions = {}
+            for name, shared in kernels.items():
+                where = f"{file}: kernel {name[:80]!r}"
+                kernel = self.call("cuLibraryGetKernel", library, name.encode())
+                if shared > STATIC_SHARED_LIMIT:
+                    limit = self.api.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+                    where = f"{where} with {shared} bytes of shared memory"
+                    self.call("cuKernelSetAttribute", limit, shared, kernel, self._handle)
+                functions[name] = self.call("cuKernelGetFunction", kernel)
+        except DeviceError as error:
+            if error.result not in _REFUSED_IMAGE:
+                raise
+            raise CoreError(
+                f"{where}: the driver (CUDA {self.driver_version()}) of {self.name} refuses it: {error}; "
+                "export the core for this device, or install a newer driver"
+            ) from None
+        return functions
+
+    def instantiate(self, graph: Any) -> Any:
+        """Returns the executable form of a built graph, uploaded to the device, for as long as the device is open."""
+        executable = self.call("cuGraphInstantiate", graph, 0)
+        self._owned.callback(self._release, "cuGraphExecDestroy", executable)
+        self.call("cuGraphUpload", executable, self.stream)
+        return executable
+
+    def launch(self, executable: Any) -> None:
+        """Starts an executable graph on the stream."""
+        self._check("cuGraphLaunch", self.api.cuGraphLaunch(executable, self.stream))
+
+    def upload(self, target: int, source: int, size: int) -> None:
+        """Starts a copy from pinned host memory; neither side may change until `synchronise`."""
+        self._check("cuMemcpyHtoDAsync", self.api.cuMemcpyHtoDAsync(target, source, size, self.stream))
+
+    def download(self, target: int, source: int, size: int) -> None:
+        """Starts a copy to pinned host memory; neither side may change until `synchronise`."""
+        self._check("cuMemcpyDtoHAsync", self.api.cuMemcpyDtoHAsync(target, source, size, self.stream))
+
+    def synchronise(self) -> None:
+        """Waits until everything that was started is done."""
+        self._check("cuStreamSynchronize", self.api.cuStreamSynchronize(self.stream))
+
+    def read(self, target: int, source: int, size: int) -> None:
+        """Copies device memory to any host memory, and waits for that; nothing may run on the stream."""
+        self._check("cuMemcpyDtoH", self.api.cuMemcpyDtoH(target, source, size))
+
+    def event(self) -> Any:
+        """Returns a new event, for as long as the device is open."""
+        event = self.call("cuEventCreate", self.api.CUevent_flags.CU_EVENT_DISABLE_TIMING.value)
+        self._owned.callback(self._release, "cuEventDestroy", event)
+        return event
+
+    def record(self, event: Any) -> None:
+        """Lets the event happen when everything that was started before is done."""
+        self._check("cuEventRecord", self.api.cuEventRecord(event, self.stream))
+
+    def wait(self, event: Any) -> None:
+        """Waits until the event, as it was recorded last, has happened."""
+        self._check("cuEventSynchronize", self.api.cuEventSynchronize(event))
+
+    def call(self, function: str, *arguments: Any) -> Any:
+        """Calls a function of the driver and returns what it gives besides its result: nothing, one value, or a tuple."""
+        found = getattr(self.api, function)(*arguments)
+        self._check(function, found)
+        return found[1] if len(found) == 2 else found[1:]
+
+    def _check(self, function: str, found: tuple[Any, ...]) -> None:
+        result = found[0]
+        if result:
+            raise self._error(function, result)
+
+    def _error(self, function: str, result: Any) -> FlareError:
+        name, message = _described(self.api, function, result)
+        if name == "CUDA_ERROR_OUT_OF_MEMORY":
+            return InputError(f"{message}; ask for less kv memory, or free some")
+        if name not in FATAL:
+            return DeviceError(message, name)
+        self.lost = f"{message}; the device is lost to this process, start it again"
+        return ReplayDead(self.lost)
+
+    def _taken(self, function: str, size: int, what: str) -> Any:
+        self.attach()
+        try:
+            return self.call(function, size)
+        except InputError as error:
+            raise InputError(f"{what}: {error}") from None
+
+    def _release(self, function: str, handle: Any) -> None:
+        """Frees one thing. What a lost context does not free, the end of the process does."""
+        if not self.lost:
+            getattr(self.api, function)(handle)
+
+    def _attribute(self, attribute: Any) -> int:
+        return self.call("cuDeviceGetAttribute", attribute, self._handle)
+
+
+def open_device(architectures: Iterable[str]) -> CudaDevice:
+    """Opens the first device, in the driver's order, that runs kernels of one of the core's architectures; its `architecture`
+    is the best of them. CUDA_VISIBLE_DEVICES says which devices there are, as everywhere.
+
+    Raises NoDevice, with the reason, when there is none.
+    """
+    offered = list(architectures)
+    api = load_bindings()
+    try:
+        result = api.cuInit(0)[0]
+    except RuntimeError as error:
+        raise NoDevice(
+            f"no CUDA driver: libcuda.so.1 does not load ({_line(error)}); install NVIDIA's driver"
+        ) from None
+    if result:
+        raise NoDevice(
+            f"no CUDA device: {_described(api, 'cuInit', result)[1]}; see nvidia-smi and CUDA_VISIBLE_DEVICES"
+        )
+    version = api.cuDriverGetVersion()[1]
+    if version < MIN_DRIVER:
+        found, least = _dotted(version), _dotted(MIN_DRIVER)
+        raise NoDevice(
+            f"no CUDA device: the driver supports CUDA {found}, at least {least} is needed; install a newer one"
+        )
+    seen = []
+    for ordinal in range(api.cuDeviceGetCount()[1]):
+        try:
+            device = CudaDevice(api, api.cuDeviceGet(ordinal)[1])
+        except FlareError as error:
+            raise NoDevice(f"CUDA device {ordinal} cannot be used: {error}") from None
+        architecture = architecture_for(offered, device.capability)
+        if architecture is not None:
+            device.architecture = architecture
+            device.start()
+            return device
+        seen.append(f"{device.name} (compute capability {device.capability[0]}.{device.capability[1]})")
+    raise NoDevice(
+        f"no CUDA device for this core: it has kernels for {', '.join(offered) or 'nothing'}, here there is "
+        f"{', '.join(seen) or 'none'}; export the core with that architecture among its --target cuda"
+    )
+
+
+def _dotted(version: int) -> str:
+    return f"{version // 1000}.{version % 1000 // 10}"
+
+
+def _described(api: ModuleType, function: str, result: Any) -> tuple[str, str]:
+    """The driver's name of a result, and a line about it. Results newer than the bindings have a number for a name."""
+    name = getattr(result, "name", f"result {result}")
+    text = (api.cuGetErrorString(result)[1] or b"no text").decode(errors="replace")
+    return name, f"{function}: {name}: {text}"
+
+
+def _line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]

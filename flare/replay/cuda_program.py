@@ -1,0 +1,89 @@
+"""What a replay of a cuda core needs, and whether a device has the memory for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from flare.core.cuda_checks import open_cuda_graphs
+from flare.core.cuda_graph import CudaGraphs
+from flare.core.manifest import Architecture, CudaSegments
+from flare.errors import InputError
+
+if TYPE_CHECKING:
+    from flare.core.directory import Core
+
+MIB = 1 << 20
+
+NODE_BYTES = 4096
+"""Device memory that is set aside for each node of an executable graph; drivers were measured to take about 3 KB."""
+
+
+@dataclass(frozen=True)
+class CudaProgram:
+    """Everything that a core's graphs for one architecture need to run. Sizes are bytes, limits are counts.
+
+    `name` is the graph file's, for messages; `cubins` maps files of the core to their bytes; the weights are
+    `segments.weights_bytes` of the file `weights`, from `segments.weights_offset` on.
+    """
+
+    name: str
+    graphs: CudaGraphs
+    cubins: Mapping[str, bytes]
+    weights: Path
+    segments: CudaSegments
+    vocabulary: int
+    max_context: int
+    slots: int
+    max_step_tokens: int
+    max_rows: int
+    page_tokens: int
+
+    @classmethod
+    def open(cls, core: Core, architecture: Architecture) -> CudaProgram:
+        """The program of a core's cuda target for one of its architectures. Raises CoreError when its graphs are malformed, or
+        `flare.core.cuda_checks` finds that they cannot run as they say."""
+        manifest = core.manifest
+        target, limits = manifest.cuda, manifest.limits
+        assert target is not None
+        graphs, cubins = open_cuda_graphs(core, architecture)
+        return cls(
+            name=target.architectures[architecture],
+            graphs=graphs,
+            cubins=cubins,
+            weights=core.file(target.weights.file),
+            segments=target.segments,
+            vocabulary=manifest.model.vocabulary,
+            max_context=limits.max_context,
+            slots=limits.slots,
+            max_step_tokens=limits.max_step_tokens,
+            max_rows=limits.max_rows,
+            page_tokens=limits.page_tokens,
+        )
+
+    @property
+    def reserved_bytes(self) -> int:
+        """Device memory that a replay takes beside its kv pages: weights, work areas, kernels and executable graphs."""
+        segments, graphs = self.segments, self.graphs
+        nodes = sum(len(bucket.nodes) for buckets in (graphs.step, graphs.sample, graphs.score) for bucket in buckets)
+        kernels = sum(map(len, self.cubins.values()))
+        return segments.weights_bytes + segments.arena_bytes + segments.io_bytes + kernels + nodes * NODE_BYTES
+
+    def check_memory(self, kv_pages: int, free: int, device: str) -> None:
+        """Raises InputError when a device of that name and so many free bytes cannot hold the core with so many kv pages."""
+        if not 1 <= kv_pages < 1 << 31:
+            raise InputError(f"kv_pages {kv_pages}: must be in [1, {(1 << 31) - 1}]")
+        page, reserved = self.segments.kv_page_bytes, self.reserved_bytes
+        needed = reserved + kv_pages * page
+        if needed <= free:
+            return
+        fitting = max(free - reserved, 0) // page
+        remedy = (
+            f"at most {fitting} pages fit: ask for less kv memory" if fitting else "free some, or take a larger device"
+        )
+        raise InputError(
+            f"kv_pages {kv_pages}: {needed / MIB:.1f} MiB are needed ({reserved / MIB:.1f} MiB beside the pages of "
+            f"{page / MIB:.3f} MiB), {device} has {free / MIB:.1f} MiB free; {remedy}"
+        )

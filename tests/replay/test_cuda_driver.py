@@ -1,0 +1,192 @@
+"""The layer over the driver: which device is taken, what its errors mean, and that nothing it gave out is left behind."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from flare.errors import CoreError, InputError, ReplayDead
+from flare.replay import cuda_driver
+from flare.replay.cuda_driver import FATAL, DeviceError, NoDevice, architecture_for, open_device
+from tests.support.fake_cuda.library import FakeCuda, header
+from tests.support.tiny_cuda.core import tiny_graphs
+
+ALL = ["sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_103a", "sm_120a"]
+
+
+@pytest.mark.parametrize(
+    "offered, capability, taken",
+    [
+        (ALL, (8, 0), "sm_80"),
+        (ALL, (8, 6), "sm_86"),
+        (ALL, (8, 7), "sm_86"),
+        (ALL, (8, 9), "sm_89"),
+        (["sm_80"], (8, 9), "sm_80"),
+        (["sm_89"], (8, 6), None),
+        (ALL, (9, 0), "sm_90a"),
+        (["sm_80", "sm_89"], (9, 0), None),
+        (ALL, (10, 0), "sm_100a"),
+        (ALL, (10, 3), "sm_103a"),
+        (["sm_100a"], (10, 3), None),
+        (ALL, (12, 0), "sm_120a"),
+        (ALL, (12, 1), None),
+        (ALL, (7, 5), None),
+        ([], (9, 0), None),
+    ],
+)
+def test_cubins_run_where_nvidia_says(offered: list[str], capability: tuple[int, int], taken: str | None) -> None:
+    assert architecture_for(offered, capability) == architecture_for(reversed(offered), capability) == taken
+
+
+def test_fatal_results_are_those_after_which_the_header_wants_a_new_process() -> None:
+    """The driver's header says of each such result that the process must be terminated and relaunched."""
+    comments = re.findall(r"/\*\*((?:(?!\*/).)*)\*/\s*(CUDA_ERROR_\w+)\s*=", header().read_text(), re.DOTALL)
+    assert len(comments) > 80
+    found = {name for comment, name in comments if re.search(r"must be terminated[\s*]+and relaunched", comment)}
+    assert len(found) > 8
+    assert found <= FATAL
+    assert FATAL <= {name for _, name in comments}
+
+
+def test_a_device_is_opened_and_gives_all_back(fake: FakeCuda) -> None:
+    fake.set("memory", 1 << 20)
+    device = open_device(ALL)
+    assert (device.name, device.capability, device.architecture) == ("fake device 0", (9, 0), "sm_90a")
+    assert (device.memory(), device.driver_version()) == ((1 << 20, 1 << 20), "13.0")
+    address = device.allocate(4096, "weights")
+    assert address % 256 == 0 and device.memory()[0] == (1 << 20) - 4096
+    assert device.allocate(0, "arena") == 0
+    device.allocate_host(100, "host")
+    assert sorted(size for _, size in fake.blocks()) == [100, 4096]
+    device.close()
+    device.close()
+    assert not fake.blocks() and not fake.contexts()
+
+
+@pytest.mark.parametrize(
+    "memory, pinned, text",
+    [
+        (4095, "", "weights: 4096 bytes of memory of fake device 0: cuMemAlloc: CUDA_ERROR_OUT_OF_MEMORY: out of memory; "
+         "ask for less kv memory, or free some"),
+        (1 << 20, "cuMemAllocHost=2", "host: 100 bytes of pinned host memory: cuMemAllocHost: CUDA_ERROR_OUT_OF_MEMORY: "
+         "injected into cuMemAllocHost_v2; ask for less kv memory, or free some"),
+    ],
+)  # fmt: skip
+def test_memory_that_is_not_there(fake: FakeCuda, memory: int, pinned: str, text: str) -> None:
+    fake.set("memory", memory)
+    fake.fail(pinned)
+    device = open_device(ALL)
+    with pytest.raises(InputError) as error:
+        device.allocate(4096, "weights")
+        device.allocate_host(100, "host")
+    assert str(error.value) == text
+    device.close()
+    assert not fake.blocks()
+
+
+def refusal(*offered: str) -> str:
+    with pytest.raises(NoDevice) as error:
+        open_device(offered or ALL)
+    assert isinstance(error.value, InputError) and "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_no_device_is_said_in_one_line_each(fake: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake.set("devices", 0)
+    assert refusal() == (
+        "no CUDA device: cuInit: CUDA_ERROR_NO_DEVICE: no CUDA-capable device is detected; see nvidia-smi and "
+        "CUDA_VISIBLE_DEVICES"
+    )
+    fake.reset()
+    fake.fail("cuInit=803")
+    assert "cuInit: CUDA_ERROR_SYSTEM_DRIVER_MISMATCH: injected into cuInit" in refusal()
+    fake.set("devices", 2)
+    fake.set("capability", 75)
+    assert refusal("sm_80", "sm_90a") == (
+        "no CUDA device for this core: it has kernels for sm_80, sm_90a, here there is fake device 0 (compute capability "
+        "7.5), fake device 1 (compute capability 7.5); export the core with that architecture among its --target cuda"
+    )
+    fake.reset()
+    fake.set("driver", 12020)
+    assert refusal() == ("no CUDA device: the driver supports CUDA 12.2, at least 12.3 is needed; install a newer one")
+    fake.set("driver", 12030)
+    open_device(ALL).close()
+    for function in ("cuDevicePrimaryCtxRetain", "cuCtxSetCurrent", "cuStreamCreate"):
+        fake.fail(f"{function}=2")
+        assert refusal().startswith(f"fake device 0: cannot be used: {function}: CUDA_ERROR_OUT_OF_MEMORY"), function
+        assert not fake.contexts()
+    fake.fail("cuDeviceGetAttribute=101")
+    assert refusal().startswith("CUDA device 0 cannot be used: cuDeviceGetAttribute: CUDA_ERROR_INVALID_DEVICE")
+
+
+def test_no_driver_and_no_bindings_are_told_apart(fake: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(flags: int) -> Any:
+        raise RuntimeError("libcuda is not there\nsecond line")  # as the bindings do at their first call
+
+    with monkeypatch.context() as patch:
+        patch.setattr(cuda_driver, "load_bindings", lambda: SimpleNamespace(cuInit=missing))
+        assert refusal() == (
+            "no CUDA driver: libcuda.so.1 does not load (libcuda is not there); install NVIDIA's driver"
+        )
+    with monkeypatch.context() as patch:
+        for name in ("cuda", "cuda.bindings", "cuda.bindings.driver"):
+            patch.setitem(sys.modules, name, None)
+        text = refusal()
+        assert text.startswith("the cuda target needs cuda-python, which does not import here (")
+        assert text.endswith("): pip install 'flare-ignition[cuda]'")
+    import cuda.bindings
+
+    with monkeypatch.context() as patch:
+        patch.setattr(cuda.bindings, "__version__", "12.9.4")
+        assert refusal() == "cuda-bindings 12.9.4: at least 13.0 is needed: pip install 'flare-ignition[cuda]'"
+
+
+def test_cubins_that_the_driver_refuses(fake: FakeCuda, tiny_kernels: Path) -> None:
+    _, cubins = tiny_graphs(tiny_kernels)
+    file, image = next(iter(cubins.items()))
+    fake.set("capability", 80)
+    device = open_device(["sm_80"])
+    remedy = "; export the core for this device, or install a newer driver"
+    with pytest.raises(CoreError) as error:
+        device.load_kernels(image, {"write": 0}, file)
+    assert str(error.value) == (
+        f"{file}: the driver (CUDA 13.0) of fake device 0 refuses it: cuLibraryLoadData: CUDA_ERROR_NO_BINARY_FOR_GPU: "
+        f"a cubin for sm_90 on a device of 80{remedy}"
+    )
+    with pytest.raises(CoreError, match=r"x\.cubin: .* refuses it: cuLibraryLoadData: CUDA_ERROR_INVALID_IMAGE"):
+        device.load_kernels(b"no ELF", {"write": 0}, "x.cubin")
+    device.close()
+    fake.reset()
+    device = open_device(ALL)
+    with pytest.raises(CoreError, match=r"kernel 'other': .* cuLibraryGetKernel: CUDA_ERROR_NOT_FOUND"):
+        device.load_kernels(image, {"other": 0}, file)
+    with pytest.raises(CoreError, match=r"kernel 'write' with 300000 bytes of shared memory: .* cuKernelSetAttribute"):
+        device.load_kernels(image, {"write": 300000}, file)
+    assert device.load_kernels(image, {"write": 200000}, file).keys() == {"write"}
+    fake.fail("cuLibraryLoadData=2")
+    with pytest.raises(InputError, match="cuLibraryLoadData: CUDA_ERROR_OUT_OF_MEMORY"):
+        device.load_kernels(image, {"write": 0}, file)
+    device.close()
+
+
+def test_errors_are_of_the_call_or_of_the_context(fake: FakeCuda) -> None:
+    device = open_device(ALL)
+    fake.fail("cuStreamSynchronize=701")
+    with pytest.raises(DeviceError) as error:
+        device.synchronise()
+    assert (error.value.result, device.lost) == ("CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES", "")
+    device.synchronise()
+    fake.fail("cuStreamSynchronize=700")
+    lost = (
+        "cuStreamSynchronize: CUDA_ERROR_ILLEGAL_ADDRESS: injected into cuStreamSynchronize; the device is lost to this "
+        "process, start it again"
+    )
+    with pytest.raises(ReplayDead) as dead:
+        device.synchronise()
+    assert str(dead.value) == lost == device.lost
+    device.close()

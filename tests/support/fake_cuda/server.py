@@ -1,0 +1,58 @@
+"""`flare serve` on a core's cuda target, in a process of its own whose driver is the fake one."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[3]
+KERNELS = "ignition.targets.cuda.kernels"
+PATIENCE_S = 240
+"""For an answer: an interpreted step of a tiny model takes seconds."""
+
+
+class FakeDeviceServer:
+    """Serves a core that has a cuda target for sm_90a. `with` ends it."""
+
+    def __init__(self, core: Path, library: Path) -> None:
+        graphs = core / "graphs" / "cuda-sm_90a.msgpack"
+        launcher = [sys.executable, "-m", "tests.support.fake_cuda.launcher", library, KERNELS, graphs, "--"]
+        command = [*launcher, "serve", core, "--port", "0", "--kv-memory", "1MiB"]
+        self._process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+        assert self._process.stderr is not None
+        said = []
+        for line in self._process.stderr:
+            said.append(line)
+            if found := re.search(r"^serving .*:(\d+)/", line):
+                self.port = int(found[1])
+                return
+        raise AssertionError("".join(said))
+
+    def post(self, path: str, body: Any) -> Any:
+        return self._request("POST", path, json.dumps(body))
+
+    def get(self, path: str) -> Any:
+        return self._request("GET", path)
+
+    def _request(self, method: str, path: str, body: str | None = None) -> Any:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_S)
+        try:
+            connection.request(method, path, body, {"Content-Type": "application/json"})
+            response = connection.getresponse()
+            answer = json.loads(response.read())
+            assert response.status == 200, answer
+            return answer
+        finally:
+            connection.close()
+
+    def __enter__(self) -> FakeDeviceServer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.terminate()
+        self._process.communicate()
