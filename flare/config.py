@@ -44,7 +44,8 @@ class RuntimeSettings:
 
     `strict_tools`: a function schema with `strict: true` is refused, or taken as one without. `thinking_token_budget` caps
     the tokens of reasoning of conversations that name no budget. `temperature` is that of requests that name none.
-    `check` replays the core's oracle before anything is served.
+    `check` replays the core's oracle before anything is served. `cpu_fallback`: what has no device or no kernel may run on the
+    processor.
     """
 
     core: str
@@ -59,6 +60,7 @@ class RuntimeSettings:
     thinking_token_budget: int | None = None
     temperature: float | None = None
     check: bool = False
+    cpu_fallback: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import msgspec
 
 from flare.errors import RequestError
+from flare.fallbacks import Fallback
 from flare.grammar import TextGrammar
 from flare.logprobs import LogprobsWanted, TokenLogprobs
 
@@ -281,7 +282,7 @@ class Finished(msgspec.Struct, frozen=True):
     choice, `reasoning_tokens` those of them that are reasoning.
 
     `tokens` are those that no event before has reported, `stop` is the stop string that matched, if one did. `called`:
-    calls complete the answer, and neither a limit nor the user's stop ended it.
+    calls complete the answer, and neither a limit nor the user's stop ended it. `fallbacks` are those that occurred meanwhile.
     """
 
     choice: int
@@ -295,6 +296,7 @@ class Finished(msgspec.Struct, frozen=True):
     timings: Timings
     reasoning_tokens: int = 0
     called: bool = False
+    fallbacks: tuple[Fallback, ...] = ()
 
 
 class Failed(msgspec.Struct, frozen=True):

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from flare.conversation import Called, Cause, Event, Failed, Finished, Observed, Reasoning, Text, Timings
 from flare.errors import RequestError
 from flare.failures import log_failure
+from flare.fallbacks import Fallback, Fallbacks
 from flare.output import Output, OutputError, Piece
 
 if TYPE_CHECKING:
@@ -246,6 +247,7 @@ class Choice:
             timings=timings,
             reasoning_tokens=0 if self.output is None else self.output.reasoning_tokens,
             called=self.calls > 0 and cause in NATURAL and not by_user,
+            fallbacks=self.answer.fallbacks_so_far(),
         )
         self.answer.finished(event)
         self.ended = True  # not before: an answer whose listener raised is still there to be failed
@@ -254,7 +256,8 @@ class Choice:
 class Answer:
     """All choices of one request, and where their events go.
 
-    `arrived_at` is on the monotonic clock. `observe` and `logprobs`: the listener wants `Observed` and `Logprobed` events too.
+    `arrived_at` is on the monotonic clock. What `fallbacks` records from now on is told with the ends of choices. `observe` and
+    `logprobs`: the listener wants `Observed` and `Logprobed` events too.
     After the last choice's `Finished`, after `Failed` and after `cancel` the listener hears nothing more. `close` is called
     instead of a `Failed` that the listener could not take: it ends what the client waits for without a word.
     """
@@ -268,6 +271,7 @@ class Answer:
         *,
         observe: bool = False,
         logprobs: bool = False,
+        fallbacks: Fallbacks | None = None,
     ) -> None:
         self.engine = engine
         self.listener = listener
@@ -275,6 +279,8 @@ class Answer:
         self.close = close
         self.observe = observe
         self.logprobs = logprobs
+        self._fallbacks = fallbacks or Fallbacks()
+        self._fallbacks_before = self._fallbacks.counts()
         self.choices: list[Choice] = []
         self.open_choices = 0
         self.ended = False
@@ -297,6 +303,10 @@ class Answer:
         self.choices.append(choice)
         self.open_choices += 1
         return choice
+
+    def fallbacks_so_far(self) -> tuple[Fallback, ...]:
+        """Returns what ran on the processor for want of something better since the answer was submitted."""
+        return self._fallbacks.since(self._fallbacks_before)
 
     def finished(self, event: Finished) -> None:
         """Passes on the end of one choice; the answer ends with its last choice."""

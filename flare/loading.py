@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from flare.config import RuntimeSettings
 from flare.errors import CoreError
@@ -58,8 +58,18 @@ def load_text(core: Core) -> tuple[Tokenizer, ChatTemplate | None]:
     return tokenizer, ChatTemplate(source, special_tokens=core.manifest.template.facts.get("special_tokens"), name=file)
 
 
-def served_model(core: Core, settings: RuntimeSettings, *, kv_pages: int) -> ServedModel:
+def served_model(
+    core: Core,
+    settings: RuntimeSettings,
+    *,
+    kv_pages: int,
+    decode_weight_bytes: int,
+    target: Literal["cpu", "cuda"] = "cpu",
+    device: str = "generic",
+) -> ServedModel:
     """Returns what requests are resolved against, from the core's manifest and the operator's settings.
+
+    `kv_pages` and `decode_weight_bytes` are of the target that serves, `target` its kind, and `device` what runs it.
 
     Raises CoreError naming the field when the manifest's open tables hold what no request could be served with, InputError
     where a package is missing that the model's output is read with, and for a default budget or temperature that the model
@@ -104,7 +114,9 @@ def served_model(core: Core, settings: RuntimeSettings, *, kv_pages: int) -> Ser
         sources=sources,
         ranges=ranges,
         max_tokens_cap=settings.max_tokens,
-        decode_weight_bytes=manifest.weights.decode_weight_bytes,
+        decode_weight_bytes=decode_weight_bytes,
+        target=target,
+        device=device,
         strict_tools=settings.strict_tools,
         variables=frozenset(facts.get("variables") or ()),
         thinking_token_budget=settings.thinking_token_budget,

@@ -1,4 +1,5 @@
-"""How much memory the KV pool may take: what is free on this machine, and the rule that picks the number of pages."""
+"""How much memory the KV pool may take: what is free on this machine, and the rule that picks the number of pages, here or on
+a device."""
 
 from __future__ import annotations
 
@@ -7,7 +8,10 @@ from pathlib import Path
 from flare.config import MIB, MemorySize
 from flare.errors import SettingError
 
-DEFAULT_SHARE = 0.5
+HOST_SHARE = 0.5
+DEVICE_SHARE = 0.9
+"""Of what is free beside the weights, where no amount is given. A device's memory is for nothing else."""
+
 CGROUP_ROOT = Path("/sys/fs/cgroup")
 
 
@@ -38,6 +42,7 @@ def choose_kv_pages(
     *,
     free: int,
     reserved: int,
+    default_share: float,
     page_bytes: int,
     page_tokens: int,
     slots: int,
@@ -45,8 +50,8 @@ def choose_kv_pages(
 ) -> int:
     """Returns the number of pages of the KV pool.
 
-    Never more than `slots` full contexts. By default half of the free memory that is left after `reserved` bytes
-    (weights and work areas); a percentage is a share of the same amount; a size is taken as given. Raises SettingError
+    Never more than `slots` full contexts. A share is of the free memory that is left after `reserved` bytes (weights and work
+    areas), `default_share` where nothing is `wanted`; a size is taken as given. Raises SettingError
     when the pool would not hold one page for each of two requests, or when a size does not fit the free memory.
     """
     full = slots * -(-max_context // page_tokens)
@@ -57,7 +62,7 @@ def choose_kv_pages(
             text = f"{budget // MIB} MiB: {spare // MIB} MiB are free beside the weights; ask for less"
             raise SettingError("kv_memory", text)
     else:
-        share = DEFAULT_SHARE if wanted is None or wanted.share is None else wanted.share
+        share = default_share if wanted is None or wanted.share is None else wanted.share
         budget = int(spare * share)
     pages = min(full, budget // page_bytes)
     least = min(full, 2)

@@ -23,6 +23,7 @@ from flare.conversation import Event, Failed, Finished, Reasoning, Text
 
 if TYPE_CHECKING:
     from flare.engine import EngineStats
+    from flare.fallbacks import Fallback, Fallbacks
     from flare.served import ServedModel
 
 WINDOW_S = 60
@@ -113,6 +114,12 @@ class Reading:
     first_response_seconds: float
     first_response: FirstResponse
     http: dict[tuple[str, int], int]
+    fallbacks: tuple[Fallback, ...] = ()
+    fallbacks_allowed: bool = True
+
+    @property
+    def fallbacks_total(self) -> int:
+        return sum(fallback.count for fallback in self.fallbacks)
 
 
 class Metrics:
@@ -143,7 +150,7 @@ class Metrics:
         key = (route, status)
         self._http[key] = self._http.get(key, 0) + 1
 
-    def read(self, model: ServedModel, engine: EngineStats, load: Load) -> Reading:
+    def read(self, model: ServedModel, engine: EngineStats, load: Load, fallbacks: Fallbacks) -> Reading:
         return Reading(
             model=model,
             engine=engine,
@@ -157,6 +164,8 @@ class Metrics:
             first_response_seconds=self._first_response_seconds,
             first_response=self._window.read(),
             http=dict(self._http),
+            fallbacks=fallbacks.events,
+            fallbacks_allowed=fallbacks.allowed,
         )
 
 

@@ -14,11 +14,11 @@ from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from flare import memory
 from flare.config import RuntimeSettings
 from flare.conversation import Conversation, GenerationRequest, RawPrompt
 from flare.errors import RequestError
 from flare.failures import log_failure
+from flare.fallbacks import Fallbacks
 from flare.generation import Answer, Choice, Listener
 from flare.loading import load_text, served_model
 from flare.output import Ways, make_output, reply_ways
@@ -87,6 +87,7 @@ class Runtime:
         template: ChatTemplate | None,
         model: ServedModel,
         max_waiting: int = 1024,
+        fallbacks: Fallbacks | None = None,
     ) -> None:
         from flare.constraints import Constraints, Vocabulary
         from flare.engine import Engine, EngineLimits
@@ -95,6 +96,7 @@ class Runtime:
         self.tokenizer = tokenizer
         self.template = template
         self.model = model
+        self.fallbacks = fallbacks or Fallbacks()
         self.engine = Engine(replay, EngineLimits(max_waiting=max_waiting), self._deliver)
         self._dispatch: Callable[[list[Delivery]], None] = self.receive
         self._ids = count(1)
@@ -113,31 +115,42 @@ class Runtime:
         laps.mark("core")
         tokenizer, template = load_text(core)
         laps.mark("tokenizer")
-        from flare.replay.program import open_replay
+        from flare.backend import choose_backend
 
-        manifest = core.manifest
-        pages = memory.choose_kv_pages(
-            settings.kv_memory,
-            free=memory.free_memory(),
-            reserved=manifest.segments.weights_bytes + manifest.segments.arena_bytes + manifest.segments.io_bytes,
-            page_bytes=manifest.segments.kv_page_bytes,
-            page_tokens=manifest.limits.page_tokens,
-            slots=manifest.limits.slots,
-            max_context=manifest.limits.max_context,
-        )
-        model = served_model(core, settings, kv_pages=pages)
-        replay = open_replay(core, threads=settings.threads, kv_pages=pages, huge_pages=settings.huge_pages)
+        fallbacks = Fallbacks(allowed=settings.cpu_fallback)
+        backend = choose_backend(core, settings, fallbacks)
+        try:
+            model = served_model(
+                core,
+                settings,
+                kv_pages=backend.kv_pages,
+                decode_weight_bytes=backend.target.weights.decode_weight_bytes,
+                target=backend.kind,
+                device=backend.device,
+            )
+            replay = backend.open()
+        except BaseException:
+            backend.close()
+            raise
+        laps.notes.append(f"target: {backend.kind} on {backend.device}, {backend.kv_pages} kv pages")
         laps.mark("kernels")
         if settings.check:
             from flare.replay.oracle import check_core
 
             try:
-                laps.notes.append(f"check: {check_core(core, replay)}")
+                laps.notes.append(f"check: {check_core(core, backend.target, replay, backend.architecture)}")
             except BaseException:
                 replay.close()
                 raise
             laps.mark("check")
-        return cls(replay=replay, tokenizer=tokenizer, template=template, model=model, max_waiting=settings.max_waiting)
+        return cls(
+            replay=replay,
+            tokenizer=tokenizer,
+            template=template,
+            model=model,
+            max_waiting=settings.max_waiting,
+            fallbacks=fallbacks,
+        )
 
     def start(self, dispatch: Callable[[list[Delivery]], None] | None = None) -> None:
         """Starts the engine's thread. `dispatch` is called there once a step and must see to it that `receive` gets the
@@ -262,8 +275,10 @@ class Runtime:
         """Hands every choice to the engine, on the thread that calls `receive`; events go to `listener`.
 
         `arrived_at` is when the request came, on the monotonic clock. `close` is called when `listener` cannot even take
-        the answer's failure. Raises RequestError when the engine cannot take them all; none of them runs then.
+        the answer's failure. Raises RequestError when the engine cannot take them all, or a node of the step may not be
+        interpreted; none of them runs then.
         """
+        self.fallbacks.check()
         from flare.constraints import CallTracker
         from flare.engine import Delivery, Request, StopCause
         from flare.text.detokenizer import Detokenizer
@@ -271,7 +286,15 @@ class Runtime:
 
         request = prepared.request
         logprobs = request.logprobs is not None
-        answer = Answer(self.engine, listener, arrived_at, close, observe=request.observe, logprobs=logprobs)
+        answer = Answer(
+            self.engine,
+            listener,
+            arrived_at,
+            close,
+            observe=request.observe,
+            logprobs=logprobs,
+            fallbacks=self.fallbacks,
+        )
         user_stops = request.stop_token_ids if request.ignore_eos else request.stop_token_ids - self.model.eos
         hidden = self.tokenizer.special_ids - self.model.output.spelled
         unsent: list[Request] = []

@@ -38,7 +38,7 @@ class ServedModel:
     included. `decode_weight_bytes` is what one decode step reads of the weights, 0 where that is not
     known. `max_top_logprobs` is the most natural alternatives with log probabilities, 0 for a core without any;
     `explicit_ids` the most ids whose log probabilities may be asked for instead; `scores_prompts` says whether those of a
-    prompt's tokens may be.
+    prompt's tokens may be. `target` is the kind of the core's target that serves, "cpu" or "cuda", `device` what runs it.
     """
 
     id: str
@@ -75,6 +75,8 @@ class ServedModel:
     max_top_logprobs: int = 0
     explicit_ids: int = 0
     scores_prompts: bool = False
+    target: Literal["cpu", "cuda"] = "cpu"
+    device: str = "generic"
 
     @property
     def takes_tools(self) -> bool:

@@ -325,12 +325,15 @@ SETTINGS = (
         "memory for keys and values: 2GiB, 800MB, or 40% of what is free beside the weights; "
         "at most every slot's full context",
         "--kv-memory SIZE",
-        "half of what is free beside the weights",
+        "half of what is free beside the weights, 90% on a device",
     ),
     Setting("max_tokens", "runtime", Whole(1, 2**31 - 1), "most tokens of one answer", "--max-tokens N", "no limit"),
     Setting("max_waiting", "runtime", Whole(1, 65536), "requests that wait for a slot, beyond those that run"),
     Setting("huge_pages", "runtime", Switch(), "copy the weights into huge pages at load", "--huge-pages"),
     Setting("verify", "runtime", Switch(), "hash every byte of the weights at load", "--verify"),
+    Setting(
+        "cpu_fallback", "runtime", Switch(), "let the processor run what has no device or no kernel", "--cpu-fallback"
+    ),
     Setting("host", "server", Text("an address", HOST_CHARS), "address to listen on", "--host HOST", listens=True),
     Setting("port", "server", Whole(0, 65535), "port; 0 takes a free one", "--port N", listens=True),
     Setting("api_key", "server", Key(), "key that clients must send", without="no key", secret=True, listens=True),

@@ -27,6 +27,9 @@ from flare.settings import BY_NAME, PATH_CHARS, SETTINGS, TABLES, Setting, check
 
 PREFIX = "FLARE_"
 CONFIG_VARIABLE = "FLARE_CONFIG"
+REQUIRE_DEVICE_VARIABLE = "FLARE_REQUIRE_DEVICE_KERNELS"
+"""A switch that is `cpu_fallback` turned off, and goes before that one's own variable. Turned off itself, it says nothing."""
+
 MAX_FILE_BYTES = MIB
 FOREIGN = (
     r"(?s:FLARE_((\w+_)?SERVICE_(HOST|PORT(_\w+)?)=.*|(\w+_)?PORT(_\d+_(TCP|UDP|SCTP)(_\w+)?=.*|=(tcp|udp|sctp)://.*)"
@@ -92,6 +95,7 @@ class Configuration:
             thinking_token_budget=self["thinking_token_budget"],
             temperature=self["temperature"],
             check=self["check"],
+            cpu_fallback=self["cpu_fallback"],
         )
 
     def server(self) -> ServerSettings:
@@ -268,7 +272,11 @@ def read_environment(environment: Mapping[str, str]) -> tuple[dict[str, Given], 
             continue
         if variable in secrets:
             raise InputError(f"{variable}: keys are not taken from the environment; name a file in {variable}_FILE")
-        if variable in known:
+        if variable == REQUIRE_DEVICE_VARIABLE:
+            setting = BY_NAME["cpu_fallback"]
+            if setting.accept(variable, text, setting.kind.parse):
+                values[setting.name] = Given(False, variable)
+        elif variable in known:
             setting = known[variable]
             values[setting.name] = Given(setting.accept(variable, text, setting.kind.parse), variable)
         else:

@@ -107,16 +107,17 @@ def _options(
     pass
 
 
-def require_export_packages() -> None:
-    """Raises InputError where what the extra `export` installs is missing or cannot be imported."""
+def require_export_packages(cuda: bool = False) -> None:
+    """Raises InputError where what the extra `export` installs (for cuda, `export-cuda`) is missing or cannot be imported."""
     from importlib import import_module
     from importlib.util import find_spec
 
-    missing = [name for name in EXPORT_PACKAGES if find_spec(name) is None]
+    wanted, extra = ((*EXPORT_PACKAGES, "triton"), "export-cuda") if cuda else (EXPORT_PACKAGES, "export")
+    missing = [name for name in wanted if find_spec(name) is None]
     if missing:
         raise InputError(
             f"an export needs {', '.join(missing)}, which this Python ({sys.executable}) does not have; install the "
-            "extra export: pip install 'flare-ignition[export]', in a checkout pip install '.[export]'"
+            f"extra {extra}: pip install 'flare-ignition[{extra}]', in a checkout pip install '.[{extra}]'"
         )
     try:
         import_module("torch")
@@ -138,7 +139,10 @@ def export(
         ),
     ] = None,
     weights: Annotated[
-        str, typer.Option(metavar="auto|f32|bf16|q8|q4", help="Weight format; auto keeps the checkpoint's.")
+        str,
+        typer.Option(
+            metavar="auto|f32|bf16|q8|q4|fp8", help="Weight format; auto keeps the checkpoint's, fp8 is for cuda only."
+        ),
     ] = "auto",
     max_context: Annotated[
         int | None,
@@ -165,10 +169,22 @@ def export(
         bool,
         typer.Option("--prompt-logprobs", help="Score prompts too: makes room for the logits of 64 tokens a step."),
     ] = False,
-    target: Annotated[str, typer.Option(metavar="cpu", help="What the core runs on.")] = "cpu",
+    target: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="cpu|cuda:ARCH,...",
+            help="What the core runs on, such as cuda:sm_90a; repeat it for both kinds. Default: cpu.",
+        ),
+    ] = None,
+    cpu_fallback: Annotated[
+        bool,
+        typer.Option(
+            "--cpu-fallback/--no-cpu-fallback", help="Have flare interpret ops that have no kernel, or refuse."
+        ),
+    ] = True,
 ) -> None:
     """Exports a model into a core directory: compiles its graphs, packs its weights and proves the result."""
-    require_export_packages()
+    require_export_packages(cuda=any(name.startswith("cuda:") for name in target or ()))
     from ignition.export import export_core
     from ignition.options import Options
     from ignition.progress import ConsoleProgress
@@ -182,7 +198,8 @@ def export(
         isas=tuple(part.strip() for part in isa.split(",") if part.strip()),
         sampling_ranges=sampling_ranges,
         prompt_logprobs=prompt_logprobs,
-        target=target,
+        targets=tuple(target or ("cpu",)),
+        cpu_fallback=cpu_fallback,
     )
     report = export_core(source, output, options, checkpoint=checkpoint, progress=ConsoleProgress())
     typer.echo(report.text())

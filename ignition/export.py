@@ -11,43 +11,43 @@ from __future__ import annotations
 import math
 import os
 import platform
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
 from shlex import quote
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import recipes
 from flare.core.checksums import sha256_bytes
-from flare.core.graph import check_graph
 from flare.core.manifest import (
     FORMAT_VERSION,
     MAX_ALTERNATIVES,
     MAX_EXPLICIT_IDS,
-    KernelLibrary,
+    CpuTarget,
+    CudaTarget,
     Limits,
     Logprobs,
     Manifest,
     Model,
-    Segments,
-    Weights,
 )
 from flare.core.manifest import Oracle as OracleEntry
-from flare.core.manifest import Target as TargetEntry
 from flare.core.oracle import Deviation
 from flare.errors import InputError
-from flare.replay.cpu_interface import ABI_VERSION
 from ignition import __version__
 from ignition.checkpoint import open_checkpoint, open_named
 from ignition.checkpoint.interface import Checkpoint
 from ignition.graph import Graph
 from ignition.options import Options
-from ignition.pack import CoreWriter, lay_out_weights
-from ignition.plan import Plan
+from ignition.pack import CoreWriter
 from ignition.progress import Progress
 from ignition.report import Report
 from ignition.text_facts import TextFacts
-from ignition.weights import QUANTISED_FORMATS, Stored, choose_storage
+from ignition.weights import Stored, choose_storage
+
+if TYPE_CHECKING:
+    from ignition.targets.cpu.export import CpuExport
+    from ignition.targets.cuda.export import CudaExport
 
 
 @dataclass(slots=True)
@@ -60,18 +60,6 @@ class Configured:
     limits: Limits
     checkpoint: Checkpoint
     notices: list[str] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """A lowered and placed step with its weights' storage."""
-
-    plan: Plan
-    storage: dict[str, Stored]
-    weights_header: bytes
-    weights_bytes: int
-    kernels: list[str]
-    kv_format: str
 
 
 def export_core(
@@ -99,7 +87,10 @@ def export_core(
         with progress.stage("capture"):
             graph = capture_step(configured)
         with progress.stage("lower"):
-            prepared, notices = lower_step(configured, graph, options)
+            storage, notices = choose_weights(configured, graph, options)
+            cpu = lower_cpu(configured, graph, storage, options) if options.cpu else None
+            cuda = lower_cuda(configured, graph, storage, options) if options.architectures else None
+        notices += [line for part in (cpu, cuda) if part for line in part.notices]
         for line in notices:
             progress.notice(line)
         with progress.stage("probe"):
@@ -107,21 +98,28 @@ def export_core(
         for line in text.notices:
             progress.notice(line)
         with progress.stage("compile"):
-            libraries = compile_kernels(prepared, options, writer, progress)
+            if cpu:
+                cpu.compile(options.isas, writer, progress)
+            if cuda:
+                cuda.compile(progress)
         with progress.stage("pack"):
-            pack_files(configured, prepared, text, writer, progress)
+            pack_text(configured, text, writer)
+            targets = [part.pack(options.weights, writer, progress) for part in (cpu, cuda) if part]
         with progress.stage("prove"):
-            proof = prove(configured, prepared, text, libraries, writer, options, progress)
+            proof = prove(configured, storage, cpu, text, targets, writer, options, progress)
             manifest = proof.manifest
+            if cuda:
+                cuda.check(manifest)
             writer.commit(manifest)
     return Report(
         output=writer.output,
         core_id=sha256_bytes(manifest.encode()),
         seconds=progress.stages,
         files={name: entry.bytes for name, entry in manifest.files.items()},
-        formats=manifest.weights.formats,
+        targets=manifest.targets,
         deviation=proof.deviation,
         isas=manifest.oracle.isas,
+        architectures=cuda.reports if cuda else [],
         logprobs=manifest.logprobs,
         notices=[*configured.notices, *notices, *text.notices],
     )
@@ -196,24 +194,29 @@ def capture_step(configured: Configured) -> Graph:
     return capture(recipe, model)
 
 
-def lower_step(configured: Configured, graph: Graph, options: Options) -> tuple[Prepared, list[str]]:
-    """Stage 4. Chooses weight formats, picks kernels, and places everything in memory."""
-    from ignition.plan import plan
-    from ignition.targets.cpu.lower import lower, matrix_names
+def choose_weights(configured: Configured, graph: Graph, options: Options) -> tuple[dict[str, Stored], list[str]]:
+    """Stage 4, for all targets. The storage of every weight, and notices about what is requantised."""
+    from ignition.patterns import matrix_names
+    from ignition.targets.cpu.lower import KERNELS
 
     specs = configured.recipe.weights(configured.model)
-    storage, notices = choose_storage(specs, matrix_names(graph), configured.checkpoint, options.weights)
-    formats = {name: stored.format for name, stored in storage.items()}
-    kv_format = "f16" if QUANTISED_FORMATS & set(formats.values()) or {"f16", "bf16"} & set(formats.values()) else "f32"
-    lowered = lower(graph, formats, kv_format, configured.limits)
-    spans, header = lay_out_weights({name: stored.bytes() for name, stored in storage.items()})
-    placed = plan(lowered, spans, configured.limits)
-    last = list(spans.values())[-1]
-    weights_bytes = -(-(last.offset + last.bytes) // 64) * 64
-    kernels = list(dict.fromkeys(call.kernel for call in lowered.calls))
-    prepared = Prepared(placed, storage, header, weights_bytes, kernels, kv_format)
-    check_graph(placed.graph, _segments(prepared, configured), set(kernels), "graph step")
-    return prepared, notices
+    return choose_storage(
+        specs, matrix_names(graph, KERNELS if options.cpu else None), configured.checkpoint, options.weights
+    )
+
+
+def lower_cpu(configured: Configured, graph: Graph, storage: Mapping[str, Stored], options: Options) -> CpuExport:
+    """Stage 4, for the cpu target. Picks kernels, and places everything in memory."""
+    from ignition.targets.cpu.export import CpuExport
+
+    return CpuExport(graph, storage, configured.limits, cpu_fallback=options.cpu_fallback)
+
+
+def lower_cuda(configured: Configured, graph: Graph, storage: Mapping[str, Stored], options: Options) -> CudaExport:
+    """Stage 4, for the cuda target. Picks launches, and places everything in memory, for each architecture."""
+    from ignition.targets.cuda.export import CudaExport
+
+    return CudaExport(graph, storage, configured.limits, configured.model.vocabulary, options.architectures)
 
 
 def probe_text(configured: Configured, options: Options) -> TextFacts:
@@ -225,79 +228,47 @@ def probe_text(configured: Configured, options: Options) -> TextFacts:
     )
 
 
-def compile_kernels(
-    prepared: Prepared, options: Options, writer: CoreWriter, progress: Progress
-) -> list[KernelLibrary]:
-    """Stage 6. Compiles the kernels once for each instruction set level."""
-    from ignition.targets.cpu.compile import compile_libraries
-    from ignition.targets.cpu.source import generate, headers
-
-    sources = {isa: generate(prepared.kernels, isa) for isa in options.isas}
-    libraries = []
-    for isa, compiled in compile_libraries(sources, headers(), progress.advance).items():
-        file = f"kernels/cpu-{isa}.so"
-        writer.add(file, compiled.data)
-        libraries.append(
-            KernelLibrary(
-                file=file, isa=isa, machine=platform.machine(), compiler=compiled.compiler, flags=list(compiled.flags)
-            )
-        )
-    return libraries
-
-
-def pack_files(
-    configured: Configured, prepared: Prepared, text: TextFacts, writer: CoreWriter, progress: Progress
-) -> None:
-    """Stage 7. Writes graphs, tokenizer, template and weights beside the place of the core."""
-    writer.add("graphs/step.msgpack", prepared.plan.graph.encode())
+def pack_text(configured: Configured, text: TextFacts, writer: CoreWriter) -> None:
+    """Stage 7, for all targets. Writes the tokenizer and the template beside the place of the core."""
     writer.add("tokenizer.json", configured.checkpoint.tokenizer_json)
     if text.template.file is not None:
         writer.add(text.template.file, (configured.checkpoint.chat_template or "").encode())
-    done = 0
-
-    def packer(stored: Stored) -> Any:
-        def make() -> bytes:
-            nonlocal done
-            data = stored.pack()
-            done += len(data)
-            progress.advance(done, prepared.weights_bytes, stored.name)
-            return data
-
-        return make
-
-    writer.add_weights(prepared.weights_header, [packer(stored) for stored in prepared.storage.values()])
 
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """The finished manifest and how far the compiled graphs are from the reference."""
+    """The finished manifest and how far the compiled graphs are from the reference, where any could run."""
 
     manifest: Manifest
-    deviation: Deviation
+    deviation: Deviation | None
 
 
 def prove(
     configured: Configured,
-    prepared: Prepared,
+    storage: Mapping[str, Stored],
+    cpu: CpuExport | None,
     text: TextFacts,
-    libraries: list[KernelLibrary],
+    targets: list[CpuTarget | CudaTarget],
     writer: CoreWriter,
     options: Options,
     progress: Progress,
 ) -> Proof:
     """Stage 8. Runs the oracle's prompts through the torch reference and through every library that this machine can run.
 
-    Raises InputError when a library's answers are out of tolerance: the export has failed.
+    Raises InputError when a library's answers are out of tolerance: the export has failed. What a device answers is not known
+    here.
     """
+    from msgspec.structs import replace
+
     from ignition.proof import run_oracle
 
-    draft = _manifest(configured, prepared, text, libraries, writer, options)
+    draft = _manifest(configured, targets, text, writer, options)
     oracle, found, isas = run_oracle(
         recipe=configured.recipe,
         model=configured.model,
-        storage=prepared.storage,
+        storage=storage,
         manifest=draft,
-        graph=prepared.plan.graph,
+        graph=cpu.plan.graph if cpu else None,
         folder=writer.folder,
         advance=progress.advance,
     )
@@ -305,42 +276,25 @@ def prove(
     entry = OracleEntry(
         file="oracle.msgpack",
         isas=isas,
-        mean_kl=_rounded(found.mean_kl),
-        max_logprob_error=_rounded(found.max_logprob_error),
-        top1_agreement=_rounded(found.top1_agreement),
+        mean_kl=_rounded(found.mean_kl) if found else None,
+        max_logprob_error=_rounded(found.max_logprob_error) if found else None,
+        top1_agreement=_rounded(found.top1_agreement) if found else None,
     )
-    from msgspec.structs import replace as replace_struct
-
-    return Proof(replace_struct(draft, oracle=entry, files=dict(writer.files)), found)
+    return Proof(replace(draft, oracle=entry, files=dict(writer.files)), found)
 
 
 def _rounded(value: float) -> float:
     return float(f"{value:.4g}")
 
 
-def _segments(prepared: Prepared, configured: Configured) -> Segments:
-    return Segments(
-        weights_bytes=prepared.weights_bytes,
-        weights_offset=len(prepared.weights_header),
-        arena_bytes=prepared.plan.arena_bytes,
-        io_bytes=prepared.plan.io_bytes,
-        kv_page_bytes=prepared.plan.kv_page_bytes,
-    )
-
-
 def _manifest(
     configured: Configured,
-    prepared: Prepared,
+    targets: list[CpuTarget | CudaTarget],
     text: TextFacts,
-    libraries: list[KernelLibrary],
     writer: CoreWriter,
     options: Options,
 ) -> Manifest:
     """The manifest without the oracle's findings."""
-    formats: dict[str, int] = {}
-    for stored in prepared.storage.values():
-        name = "f32" if stored.format == "vector" else stored.format
-        formats[name] = formats.get(name, 0) + stored.bytes()
     return Manifest(
         format="flare-core",
         version=FORMAT_VERSION,
@@ -351,22 +305,13 @@ def _manifest(
             "numpy": _version("numpy"),
         },
         model=model_facts(configured),
-        target=TargetEntry(kind="cpu", abi=ABI_VERSION, libraries=libraries),
+        targets=targets,
         limits=configured.limits,
         logprobs=Logprobs(alternatives=MAX_ALTERNATIVES, explicit_ids=MAX_EXPLICIT_IDS, prompt=options.prompt_logprobs),
-        segments=_segments(prepared, configured),
-        weights=Weights(
-            option=options.weights,
-            formats=formats,
-            kv_format=prepared.kv_format,
-            decode_weight_bytes=decode_weight_bytes(prepared),
-            header_sha256=sha256_bytes(prepared.weights_header),
-        ),
-        graphs={"step": "graphs/step.msgpack"},
         tokens=text.tokens,
         template=text.template,
         sampling=text.sampling,
-        oracle=OracleEntry(file="oracle.msgpack", isas=[], mean_kl=0.0, max_logprob_error=0.0, top1_agreement=0.0),
+        oracle=OracleEntry(file="oracle.msgpack", isas=[], mean_kl=None, max_logprob_error=None, top1_agreement=None),
         files=dict(writer.files),
     )
 
@@ -386,22 +331,6 @@ def model_facts(configured: Configured) -> Model:
         hidden_size=hidden if type(hidden) is int else None,
         parameters=sum(math.prod(spec.shape) for spec in weights if spec.role != "constant"),
     )
-
-
-def decode_weight_bytes(prepared: Prepared) -> int:
-    """Bytes of weights that one decode step of one request reads: all that its nodes bind, but of an embedding one row."""
-    total = 0
-    seen: set[int] = set()
-    for node in prepared.plan.graph.nodes:
-        for arg in node.args:
-            if arg.segment != "weights":
-                continue
-            if node.kernel.startswith("Embed<"):
-                total += arg.bytes // prepared.storage[node.label].spec.shape[0]
-            elif arg.offset not in seen:
-                seen.add(arg.offset)
-                total += arg.bytes
-    return total
 
 
 def _version(package: str) -> str:

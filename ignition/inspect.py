@@ -8,40 +8,23 @@ from typing import Any
 
 import msgspec
 
-from flare.core.directory import open_core
+from flare.core.directory import Core, open_core
+from flare.core.manifest import Architecture, CpuTarget, CudaTarget
 
 
 def describe(path: Path) -> dict[str, Any]:
     """Returns the facts about a core, JSON-ready. Raises CoreError or InputError as `open_core` does."""
     core = open_core(path)
     manifest = core.manifest
-    graphs = {}
-    for name in sorted(manifest.graphs):
-        graph = core.graph(name)
-        kernels = Counter(node.kernel.partition("<")[0] for node in graph.nodes)
-        graphs[name] = {
-            "nodes": len(graph.nodes),
-            "phases": graph.nodes[-1].phase + 1 if graph.nodes else 0,
-            "kernels": dict(sorted(kernels.items())),
-        }
-    limits, segments = manifest.limits, manifest.segments
     chat = manifest.template.file is not None
     return {
         "path": str(core.path),
         "id": core.manifest_sha256,
         "exporter": manifest.exporter,
         "model": msgspec.to_builtins(manifest.model),
-        "target": msgspec.to_builtins(manifest.target),
-        "limits": msgspec.to_builtins(limits),
+        "limits": msgspec.to_builtins(manifest.limits),
         "logprobs": msgspec.to_builtins(manifest.logprobs),
-        "segments": msgspec.to_builtins(segments),
-        "weights": msgspec.to_builtins(manifest.weights),
-        "kv": {
-            "format": manifest.weights.kv_format,
-            "bytes_per_token": segments.kv_page_bytes // limits.page_tokens,
-            "bytes_for_full_context": -(-limits.max_context // limits.page_tokens) * segments.kv_page_bytes,
-        },
-        "graphs": graphs,
+        "targets": [_target(core, target) for target in manifest.targets],
         "apis": {
             "chat": chat,
             "completions": True,
@@ -60,6 +43,47 @@ def describe(path: Path) -> dict[str, Any]:
         "oracle": msgspec.to_builtins(manifest.oracle),
         "bytes": sum(entry.bytes for entry in manifest.files.values()),
         "files": {name: entry.bytes for name, entry in sorted(manifest.files.items())},
+    }
+
+
+def _target(core: Core, target: CpuTarget | CudaTarget) -> dict[str, Any]:
+    """What the manifest says of a target, with what its kv pool takes and what is in its graphs."""
+    limits, page = core.manifest.limits, target.segments.kv_page_bytes
+    facts: dict[str, Any] = msgspec.to_builtins(target)
+    facts["kv"] = {
+        "format": target.weights.kv_format,
+        "bytes_per_token": page // limits.page_tokens,
+        "bytes_for_full_context": -(-limits.max_context // limits.page_tokens) * page,
+    }
+    if isinstance(target, CudaTarget):
+        facts["architectures"] = {name: _cuda_graphs(core, name) for name in sorted(target.architectures)}
+    else:
+        facts["graphs"] = {name: _cpu_graph(core, name) for name in sorted(target.graphs)}
+    return facts
+
+
+def _cpu_graph(core: Core, name: str) -> dict[str, Any]:
+    graph = core.graph(name)
+    kernels = Counter(node.kernel.partition("<")[0] for node in graph.nodes)
+    return {
+        "nodes": len(graph.nodes),
+        "phases": graph.nodes[-1].phase + 1 if graph.nodes else 0,
+        "kernels": dict(sorted(kernels.items())),
+    }
+
+
+def _cuda_graphs(core: Core, architecture: Architecture) -> dict[str, Any]:
+    """Kernels by what they were compiled from, cubins, and of each kind of graph its buckets."""
+    graphs, files = core.cuda_graphs(architecture), core.manifest.files
+    cubins = {kernel.cubin for kernel in graphs.kernels}
+    return {
+        "kernels": dict(sorted(Counter(kernel.source for kernel in graphs.kernels).items())),
+        "cubins": len(cubins),
+        "cubin_bytes": sum(files[name].bytes for name in cubins if name in files),
+        **{
+            kind: [{"tokens": b.tokens, "rows": b.rows, "nodes": len(b.nodes)} for b in getattr(graphs, kind)]
+            for kind in ("step", "sample", "score")
+        },
     }
 
 
@@ -89,35 +113,55 @@ def logprobs_text(alternatives: int, explicit_ids: int, prompt: bool) -> str:
 
 def render(facts: dict[str, Any]) -> str:
     """The facts as aligned lines."""
-    model, limits, weights, sampling = facts["model"], facts["limits"], facts["weights"], facts["sampling"]
-    template, oracle, kv = facts["template"]["facts"], facts["oracle"], facts["kv"]
-    formats = ", ".join(f"{name} {size(count)}" for name, count in sorted(weights["formats"].items()))
+    model, limits, sampling, oracle = facts["model"], facts["limits"], facts["sampling"], facts["oracle"]
     parameters = f"{model['parameters'] / 1e6:.1f} M parameters, {model['layers']} layers"
     limit = f"{limits['slots']} requests at once; {limits['max_step_tokens']} tokens a step"
-    token, context = size(kv["bytes_per_token"]), size(kv["bytes_for_full_context"])
     rows: list[tuple[str, str]] = [
         ("core", f"{facts['path']}  ({size(facts['bytes'])}, id {facts['id'][:16]})"),
         ("model", f"{model['id']}: {model['architecture']}, {parameters}"),
         ("source", f"{model['source']} through recipe {model['recipe']}"),
-        ("weights", f"{formats}; {size(weights['decode_weight_bytes'])} read for each token"),
-        ("target", f"{facts['target']['kind']}: " + ", ".join(lib["isa"] for lib in facts["target"]["libraries"])),
         ("context", f"{limits['max_context']} tokens; {limit}"),
-        (
-            "kv",
-            f"{kv['format']}, pages of {limits['page_tokens']} tokens, {token} a token, {context} for a full context",
-        ),
         ("logprobs", logprobs_text(**facts["logprobs"])),
         ("serves", ", ".join(name for name, able in facts["apis"].items() if able)),
     ]
-    for name, graph in facts["graphs"].items():
-        kernels = ", ".join(f"{count} {kernel}" for kernel, count in graph["kernels"].items())
-        rows.append((f"graph {name}", f"{graph['nodes']} nodes in {graph['phases']} phases: {kernels}"))
+    for target in facts["targets"]:
+        rows += _target_rows(target, limits["page_tokens"])
     rows += [("sampling", _defaults(sampling)), ("ranges", _ranges(sampling["ranges"]))]
-    rows += _template_rows(facts["template"], template)
-    quality = f"mean KL {oracle['mean_kl']:.2g}, top-1 agreement {oracle['top1_agreement']:.3f} against the reference"
-    rows.append(("oracle", f"{quality}; compiled results for {', '.join(oracle['isas'])}"))
+    rows += _template_rows(facts["template"], facts["template"]["facts"])
+    if oracle["isas"]:
+        found = f"mean KL {oracle['mean_kl']:.2g}, top-1 agreement {oracle['top1_agreement']:.3f} against the reference"
+        rows.append(("oracle", f"{found}; compiled results for {', '.join(oracle['isas'])}"))
+    else:
+        rows.append(("oracle", "the reference's answers; no compiled results"))
     width = max(len(name) for name, _ in rows) + 2
     return "\n".join(f"{name:<{width}}{value}" for name, value in rows)
+
+
+def _target_rows(target: dict[str, Any], page_tokens: int) -> list[tuple[str, str]]:
+    """What a target's graphs run on and take."""
+    weights, kv = target["weights"], target["kv"]
+    formats = ", ".join(f"{name} {size(count)}" for name, count in sorted(weights["formats"].items()))
+    token, context = size(kv["bytes_per_token"]), size(kv["bytes_for_full_context"])
+    offered, graphs = [lib["isa"] for lib in target.get("libraries", ())], target.get("graphs", {})
+    architectures = target.get("architectures", {})
+    computes = f"; computes in {target['compute_dtype']}" if architectures else ""
+    rows = [
+        ("target", f"{target['kind']}: {', '.join([*offered, *architectures])}{computes}"),
+        ("weights", f"{formats}; {size(weights['decode_weight_bytes'])} read for each token"),
+        ("kv", f"{kv['format']}, pages of {page_tokens} tokens, {token} a token, {context} for a full context"),
+    ]
+    for name, graph in graphs.items():
+        kernels = ", ".join(f"{count} {kernel}" for kernel, count in graph["kernels"].items())
+        rows.append((f"graph {name}", f"{graph['nodes']} nodes in {graph['phases']} phases: {kernels}"))
+    for name, found in architectures.items():
+        kernels = ", ".join(f"{count} {kernel}" for kernel, count in found["kernels"].items())
+        rows.append((name, f"{found['cubins']} cubins of {size(found['cubin_bytes'])}: {kernels}"))
+        for kind, unit in (("step", "tokens"), ("sample", "rows"), ("score", "rows")):
+            if buckets := found[kind]:
+                nodes = max(bucket["nodes"] for bucket in buckets)
+                sizes = ", ".join(str(bucket[unit]) for bucket in buckets)
+                rows.append(("", f"{kind} for {sizes} {unit}, of {nodes} nodes at most"))
+    return rows
 
 
 def _defaults(sampling: dict[str, Any]) -> str:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 
+from flare.core.graph import Op
 from flare.core.manifest import Limits
+from ignition.graph import Graph
 
 GROUP = 32
 
@@ -48,7 +51,8 @@ Operand = Buffer | Weight | PageRange | None
 class Call:
     """One kernel call. `kernel` is the C++ type; `reads`/`writes` name buffers ("%id") and kv state, for ordering.
 
-    `in_place` is (output, residual) where the kernel allows both to be the same memory.
+    `in_place` is (output, residual) where the kernel allows both to be the same memory. A call with an `op` is
+    interpreted.
     """
 
     kernel: str
@@ -57,6 +61,7 @@ class Call:
     reads: frozenset[str]
     writes: frozenset[str]
     in_place: tuple[int, int] | None = None
+    op: Op | None = None
 
 
 @dataclass(slots=True)
@@ -67,7 +72,32 @@ class Lowered:
     buffers: list[Buffer] = field(default_factory=list)
     kv_page_bytes: int = 0
 
+    @property
+    def kernels(self) -> list[str]:
+        """The kernels of the calls, each once, in their order."""
+        return list(dict.fromkeys(call.kernel for call in self.calls if call.op is None))
+
+    @property
+    def interpreted(self) -> dict[str, int]:
+        """How many calls have no kernel, by their op."""
+        return dict(Counter(call.op.name for call in self.calls if call.op is not None))
+
 
 def quantised_row_bytes(width: int) -> int:
     """Bytes of one row of `width` int8 activations with scale, sum and correction for each group of 32."""
     return -(-(width + 12 * (width // GROUP)) // 64) * 64
+
+
+def lay_out_kv(
+    graph: Graph, page_tokens: int, element_bytes: int
+) -> tuple[dict[str, tuple[PageRange, PageRange]], int]:
+    """Places every state's K and V inside a page, in the order of the states, 64-byte aligned. Returns them and the page's
+    bytes."""
+    ranges: dict[str, tuple[PageRange, PageRange]] = {}
+    offset = 0
+    for state in graph.of_kind("state"):
+        size = int(state.shape[2]) * page_tokens * int(state.shape[4]) * element_bytes
+        padded = -(-size // 64) * 64
+        ranges[state.name] = (PageRange(offset, size), PageRange(offset + padded, size))
+        offset += 2 * padded
+    return ranges, offset

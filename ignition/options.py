@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import get_args
 
+from flare.core.manifest import Architecture
 from flare.errors import InputError
 from ignition.weights import OPTIONS as WEIGHT_OPTIONS
 
 ISAS = ("x86-64-v4", "x86-64-v3", "generic")
-TARGETS = ("cpu",)
+ARCHITECTURES: tuple[Architecture, ...] = get_args(Architecture)
+WITHOUT_FP8: tuple[Architecture, ...] = ("sm_80", "sm_86")
+"""Architectures without instructions for fp8 (CUDA C++ Programming Guide, "Compute Capabilities")."""
+
 SCORED_ROWS = 64
 """Tokens of prompts that one step scores, where it has as many: each takes a row of logits, beside one for each slot."""
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the command line chooses; tokens, slots and levels as in `Limits`. None stands for the model's own value."""
+    """What the command line chooses; tokens, slots and levels as in `Limits`. None stands for the model's own value.
+
+    targets: "cpu", and "cuda:" with architectures behind it, separated by commas.
+    cpu_fallback: ops without a kernel may be interpreted.
+    """
 
     weights: str = "auto"
     max_context: int | None = None
@@ -25,7 +34,19 @@ class Options:
     isas: tuple[str, ...] = ISAS
     sampling_ranges: str | None = None
     prompt_logprobs: bool = False
-    target: str = "cpu"
+    targets: tuple[str, ...] = ("cpu",)
+    cpu_fallback: bool = True
+
+    @property
+    def cpu(self) -> bool:
+        """Whether the core is to run on the processor."""
+        return "cpu" in self.targets
+
+    @property
+    def architectures(self) -> tuple[Architecture, ...]:
+        """The architectures of devices that the core is to run on, in their fixed order."""
+        named = {name for target in self.targets for name in _architectures(target)}
+        return tuple(architecture for architecture in ARCHITECTURES if architecture in named)
 
     @property
     def max_rows(self) -> int:
@@ -34,10 +55,17 @@ class Options:
 
     def check(self) -> None:
         """Raises InputError naming the first option that is out of its bounds."""
-        if self.target not in TARGETS:
-            raise InputError(f"--target is {self.target!r}, this version exports for: {', '.join(TARGETS)}")
+        self._check_targets()
         if self.weights not in WEIGHT_OPTIONS:
             raise InputError(f"--weights is {self.weights!r}, must be one of {', '.join(WEIGHT_OPTIONS)}")
+        if self.weights == "fp8" and self.cpu:
+            raise InputError(
+                "--weights is 'fp8', which the target cpu has no kernels for; choose q8, or --target cuda:ARCH"
+            )
+        if self.weights == "fp8" and (old := set(self.architectures) & set(WITHOUT_FP8)):
+            raise InputError(
+                f"--weights is 'fp8', which {min(old)} has no instructions for; choose q8, or sm_89 and newer"
+            )
         if self.sampling_ranges not in (None, "author", "open"):
             raise InputError(f"--sampling-ranges is {self.sampling_ranges!r}, must be author or open")
         for name, value, low, high in (
@@ -58,3 +86,26 @@ class Options:
             raise InputError(
                 f"--max-step-tokens is {self.max_step_tokens}, must be at least --slots, which is {self.slots}"
             )
+
+    def _check_targets(self) -> None:
+        if not self.targets:
+            raise InputError("--target is empty, must be cpu or cuda:ARCH")
+        seen: set[str] = set()
+        for target in self.targets:
+            names = _architectures(target)
+            if target != "cpu" and not names:
+                raise InputError(
+                    f"--target is {target!r}, must be cpu or cuda:ARCH with ARCH of {', '.join(ARCHITECTURES)}"
+                )
+            for name in names or [target]:
+                if name not in ("cpu", *ARCHITECTURES):
+                    raise InputError(f"--target is {target!r}, its architectures must be of {', '.join(ARCHITECTURES)}")
+                if name in seen:
+                    raise InputError(f"--target names {name} twice; name each target once")
+                seen.add(name)
+
+
+def _architectures(target: str) -> list[str]:
+    """The architectures that a target names, known or not; none for another target than cuda."""
+    kind, colon, names = target.partition(":")
+    return [name.strip() for name in names.split(",")] if kind == "cuda" and colon else []

@@ -20,7 +20,6 @@ from pathlib import Path
 from types import TracebackType
 
 from flare.core.checksums import sha256_bytes, sha256_chunked
-from flare.core.directory import WEIGHTS_FILE
 from flare.core.manifest import MANIFEST_CHECKSUM_FILE, MANIFEST_FILE, File, Manifest
 from flare.errors import InputError
 from ignition.plan import Span
@@ -33,7 +32,7 @@ WRITE_BYTES = 8 << 20
 
 
 def lay_out_weights(sizes: Mapping[str, int]) -> tuple[dict[str, Span], bytes]:
-    """Places packed weights, in the order given, and returns their spans and the safetensors header before them.
+    """Places a target's packed weights, in the order given, and returns their spans and the safetensors header before them.
 
     `sizes` are bytes by tensor name. Every tensor is padded to a multiple of 64 bytes and declared as u8 of its padded
     size, so that the data has no holes; the header is padded with spaces until the data starts at a multiple of 4096.
@@ -83,8 +82,8 @@ class CoreWriter:
         self._write(name, [data])
         self.files[name] = File(bytes=len(data), hash=sha256_bytes(data))
 
-    def add_weights(self, header: bytes, tensors: Iterable[Callable[[], bytes]]) -> None:
-        """Writes the weights: the header, then each tensor, made when its turn comes and padded to 64 bytes."""
+    def add_weights(self, name: str, header: bytes, tensors: Iterable[Callable[[], bytes]]) -> None:
+        """Writes a target's weights: the header, then each tensor, made when its turn comes and padded to 64 bytes."""
 
         def pieces() -> Iterable[bytes]:
             yield header
@@ -93,10 +92,10 @@ class CoreWriter:
                 yield data
                 yield bytes(-len(data) % ALIGNMENT)
 
-        self._write(WEIGHTS_FILE, pieces())
-        path = self.folder / WEIGHTS_FILE
+        self._write(name, pieces())
+        path = self.folder / name
         with self._writing():
-            self.files[WEIGHTS_FILE] = File(bytes=path.stat().st_size, hash=sha256_chunked(path), chunked=True)
+            self.files[name] = File(bytes=path.stat().st_size, hash=sha256_chunked(path), chunked=True)
 
     def commit(self, manifest: Manifest) -> None:
         """Writes the manifest and its checksum, makes everything durable and moves the core into place."""
@@ -115,9 +114,10 @@ class CoreWriter:
     def _write(self, name: str, pieces: Iterable[bytes]) -> None:
         path = self.folder / name
         with self._writing():
-            if not path.parent.exists():
-                path.parent.mkdir()
-                path.parent.chmod(0o755)
+            for folder in reversed(Path(name).parents[:-1]):
+                if not (self.folder / folder).exists():
+                    (self.folder / folder).mkdir()
+                    (self.folder / folder).chmod(0o755)
             stream = open(path, "xb", buffering=0)
         with stream:
             for block in in_blocks(pieces):  # making a piece may fail for its own reasons, which are not the output's

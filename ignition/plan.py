@@ -8,13 +8,14 @@ equal addresses. The logits live at the start of the `io` segment.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from flare.core.graph import Argument, Graph, Node
 from flare.core.manifest import Limits
 from flare.errors import InputError
-from ignition.lowered import Buffer, Call, Lowered, Operand, PageRange, Weight
+from ignition.lowered import Buffer, Lowered, Operand, PageRange, Weight
 
 ALIGNMENT = 64
 
@@ -37,10 +38,32 @@ class Plan:
     kv_page_bytes: int
 
 
+class Work(Protocol):
+    """What one kernel call, or several that follow each other, read and write. Buffers are named "%id"; other names order calls
+    too. in_place: (output, residual), ids of buffers that may be the same memory."""
+
+    @property
+    def reads(self) -> frozenset[str]: ...
+    @property
+    def writes(self) -> frozenset[str]: ...
+    @property
+    def in_place(self) -> tuple[int, int] | None: ...
+
+
+class Space(Protocol):
+    """A buffer to place. output: it lies in `io`, not in the arena."""
+
+    @property
+    def id(self) -> int: ...
+    @property
+    def output(self) -> bool: ...
+    def bytes(self, limits: Limits) -> int: ...
+
+
 def plan(lowered: Lowered, weights: Mapping[str, Span], limits: Limits, name: str = "step") -> Plan:
     """Places a lowered graph. `weights` says where each packed weight lies in the weights segment."""
     phases = assign_phases(lowered.calls)
-    offsets, arena_bytes = place_buffers(lowered, phases, limits)
+    offsets, arena_bytes = place_buffers(lowered.calls, lowered.buffers, phases, limits)
     io_bytes = sum(buffer.bytes(limits) for buffer in lowered.buffers if buffer.output)
 
     def bind(operand: Operand) -> Argument:
@@ -58,13 +81,13 @@ def plan(lowered: Lowered, weights: Mapping[str, Span], limits: Limits, name: st
                 return Argument(segment="arena", offset=offsets[operand.id], bytes=operand.bytes(limits))
 
     nodes = [
-        Node(kernel=call.kernel, phase=phase, label=call.label, args=[bind(o) for o in call.operands])
+        Node(kernel=call.kernel, phase=phase, label=call.label, args=[bind(o) for o in call.operands], op=call.op)
         for call, phase in zip(lowered.calls, phases, strict=True)
     ]
     return Plan(Graph(name=name, nodes=nodes), arena_bytes, io_bytes, lowered.kv_page_bytes)
 
 
-def assign_phases(calls: list[Call]) -> list[int]:
+def assign_phases(calls: Sequence[Work]) -> list[int]:
     """The phase of each call: as early as the calls' order and their dependencies allow without reordering."""
     phases: list[int] = []
     phase, written, read = 0, set[str](), set[str]()
@@ -77,26 +100,29 @@ def assign_phases(calls: list[Call]) -> list[int]:
     return phases
 
 
-def place_buffers(lowered: Lowered, phases: list[int], limits: Limits) -> tuple[dict[int, int], int]:
+def place_buffers(
+    calls: Sequence[Work], buffers: Sequence[Space], phases: list[int], limits: Limits
+) -> tuple[dict[int, int], int]:
     """Returns each arena buffer's offset by id and the arena's size, both in bytes.
 
     Raises InputError when a graph has more than one output, since `io` holds one.
     """
-    if sum(buffer.output for buffer in lowered.buffers) > 1:
-        raise InputError("the step returns several tensors; the cpu target has room for one output, the logits")
+    if sum(buffer.output for buffer in buffers) > 1:
+        raise InputError("the step returns several tensors; there is room for one output, the logits")
     first: dict[int, int] = {}
     last: dict[int, int] = {}
-    for call, phase in zip(lowered.calls, phases, strict=True):
-        for name in (call.reads | call.writes) & {f"%{buffer.id}" for buffer in lowered.buffers}:
+    names = {f"%{buffer.id}" for buffer in buffers}
+    for call, phase in zip(calls, phases, strict=True):
+        for name in (call.reads | call.writes) & names:
             number = int(name[1:])
             first.setdefault(number, phase)
             last[number] = phase
-    home = _share_in_place(lowered, phases, last)
+    home = _share_in_place(calls, buffers, phases, last)
     groups: dict[int, list[int]] = {}
-    for buffer in lowered.buffers:
+    for buffer in buffers:
         if not buffer.output and buffer.id in first:
             groups.setdefault(home[buffer.id], []).append(buffer.id)
-    sizes = {root: max(_padded(lowered.buffers[i].bytes(limits)) for i in members) for root, members in groups.items()}
+    sizes = {root: max(_padded(buffers[i].bytes(limits)) for i in members) for root, members in groups.items()}
     lives = {root: (min(first[i] for i in m), max(last[i] for i in m)) for root, m in groups.items()}
     placed: list[tuple[int, int, int, int]] = []  # (offset, end, first phase, last phase)
     offsets: dict[int, int] = {}
@@ -114,16 +140,18 @@ def place_buffers(lowered: Lowered, phases: list[int], limits: Limits) -> tuple[
     return offsets, max((end for _, end, _, _ in placed), default=0)
 
 
-def _share_in_place(lowered: Lowered, phases: list[int], last: Mapping[int, int]) -> dict[int, int]:
+def _share_in_place(
+    calls: Sequence[Work], buffers: Sequence[Space], phases: list[int], last: Mapping[int, int]
+) -> dict[int, int]:
     """Maps each buffer to the one whose memory it uses: a residual sum overwrites its residual where that one ends."""
-    home = {buffer.id: buffer.id for buffer in lowered.buffers}
-    for index, (call, phase) in enumerate(zip(lowered.calls, phases, strict=True)):
+    home = {buffer.id: buffer.id for buffer in buffers}
+    for index, (call, phase) in enumerate(zip(calls, phases, strict=True)):
         if call.in_place is None:
             continue
         out, residual = call.in_place
-        if lowered.buffers[out].output or last[residual] != phase:
+        if buffers[out].output or last[residual] != phase:
             continue
-        others = (c for i, c in enumerate(lowered.calls) if i != index and phases[i] == phase)
+        others = (c for i, c in enumerate(calls) if i != index and phases[i] == phase)
         if not any(f"%{residual}" in other.reads for other in others):
             home[out] = home[residual]
     return home

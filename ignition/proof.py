@@ -15,7 +15,7 @@ from flare.core.oracle import Deviation, Oracle, Positions, Prompt, excess, tole
 from flare.errors import InputError
 from flare.replay.cpu import CpuReplay
 from flare.replay.oracle import pages_needed, score_prompt
-from flare.replay.program import make_program, runnable_isas
+from flare.replay.program import cpu_target, make_program, runnable_isas
 from flare.text.tokenizer import Tokenizer
 from ignition.oracle import GREEDY_TOKENS, PROMPT_TOKENS, TEXTS, deviation, summarise
 from ignition.reference import ReferenceModel
@@ -29,28 +29,29 @@ def run_oracle(
     model: Any,
     storage: Mapping[str, Stored],
     manifest: Manifest,
-    graph: Graph,
+    graph: Graph | None,
     folder: Path,
     advance: Callable[[int, int, str], None],
-) -> tuple[Oracle, Deviation, list[str]]:
-    """Returns the oracle, the worst deviation of a compiled library from the reference, and the levels that were run.
+) -> tuple[Oracle, Deviation | None, list[str]]:
+    """Returns the oracle, the worst deviation of a compiled library from the reference, and the levels that were run: none of
+    both without a `graph` for the processor.
 
     Raises InputError when a library is out of tolerance, or when this machine can run none of them.
     """
     prompts = oracle_prompts(folder, manifest)
-    levels = [library.isa for library in manifest.target.libraries]
+    levels = [library.isa for library in manifest.cpu.libraries] if manifest.cpu else []
     runnable = runnable_isas(levels)
-    if not runnable:
+    if levels and not runnable:
         raise InputError(f"this machine can run none of the levels {', '.join(levels)}; add one that it has to --isa")
     steps = 1 + len(runnable)
     advance(0, steps, "reference")
     continued, reference = reference_logits(recipe, model, storage, prompts, manifest.limits.max_context)
-    allowed = tolerance(manifest.weights.formats)
     answers = [summarise(logits, tokens) for logits, tokens in zip(reference, continued, strict=True)]
     compiled: dict[str, list[Positions]] = {}
     worst: Deviation | None = None
     for number, isa in enumerate(runnable, 1):
         advance(number, steps, isa)
+        allowed = tolerance(cpu_target(manifest).weights.formats)
         program = make_program(manifest, graph, folder, isa)
         rows: list[np.ndarray] = []
 
@@ -69,7 +70,6 @@ def run_oracle(
             )
         if worst is None or found.mean_kl > worst.mean_kl:
             worst = found
-    assert worst is not None
     oracle = Oracle(
         prompts=[
             Prompt(

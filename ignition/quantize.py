@@ -1,7 +1,9 @@
-"""Weight formats of a core, f32, f16, bf16, q8 and q4 (groups of 32 along the input dimension), and how values get in.
+"""Weight formats of a core, f32, f16, bf16, fp8, q8 and q4 (groups of 32 along the input dimension), and how values get in.
 
 q8: value = scale * quant, quant int8. q4: value = scale * quant + minimum, quant 0..15. Scales and minimums are
 float16. GGML's Q8_0, Q4_0 and Q4_1 blocks are these formats in another byte order, so they convert without loss.
+fp8: value = scale * quant, with one float32 scale a row; quant is e4m3 as the OCP 8-bit floating point specification has it
+(largest value 448, no infinities).
 
 Everything works on row ranges: `convert` answers for any rows of a tensor, and rows never influence each other, so a
 matrix of any size passes through in pieces. All results depend on the values alone: one fixed sequence of float32
@@ -19,7 +21,7 @@ from ignition.checkpoint.encodings import nibbles
 from ignition.checkpoint.tensors import LazyTensor
 
 GROUP = 32
-FORMATS = ("f32", "f16", "bf16", "q8", "q4")
+FP8_LARGEST = 448.0
 _LOSSLESS = {"f32": "f32", "f16": "f16", "bf16": "bf16", "q8_0": "q8", "q4_0": "q4", "q4_1": "q4"}
 _CHUNK = 1 << 12  # groups quantised at a time: temporaries of 512 KiB stay in cache
 
@@ -41,8 +43,16 @@ class Q4:
     quant: np.ndarray
 
 
+@dataclass(frozen=True)
+class Fp8:
+    """scale float32 [N], quant uint8 [N, K]: the bits of e4m3."""
+
+    scale: np.ndarray
+    quant: np.ndarray
+
+
 # float32 [N, K] for f32, float16 for f16, uint16 (the upper half of a float32) for bf16
-Weights = Q8 | Q4 | np.ndarray
+Weights = Q8 | Q4 | Fp8 | np.ndarray
 
 
 def natural_format(encoding: str) -> str:
@@ -82,6 +92,8 @@ def encode(values: np.ndarray, format: str, name: str = "weights") -> Weights:
         return quantize_q8(values, name)
     if format == "q4":
         return quantize_q4(values, name)
+    if format == "fp8":
+        return quantize_fp8(values, name)
     if format == "f32":
         return values
     if format == "f16":
@@ -104,6 +116,8 @@ def decode(weights: Weights) -> np.ndarray:
         values = _spread(weights.scale) * weights.quant.astype(np.float32)
         values += _spread(weights.minimum)
         return values
+    if isinstance(weights, Fp8):
+        return _E4M3[weights.quant] * weights.scale[:, None]
     if weights.dtype == np.uint16:
         return (weights.astype(np.uint32) << 16).view(np.float32)
     return weights.astype(np.float32)
@@ -156,6 +170,36 @@ def quantize_q8(values: np.ndarray, name: str = "weights") -> Q8:
         np.clip(steps, -127, 127, out=steps)
         quant[start : start + _CHUNK] = steps
     return Q8(scale.reshape(rows, -1), quant.reshape(rows, columns))
+
+
+def quantize_fp8(values: np.ndarray, name: str = "weights") -> Fp8:
+    """float32 [N, K] to fp8: scale = absmax / 448 of each row, quotients rounded to nearest even."""
+    largest = np.maximum(values.max(axis=1), -values.min(axis=1))
+    if not np.isfinite(largest).all():
+        raise InputError(f"tensor {name}: holds values that are not finite; use --weights f32")
+    scale = largest / np.float32(FP8_LARGEST)
+    divisor = np.where(scale > 0, scale, np.float32(1))  # a row of zeros, or of less than any quotient can be told from
+    return Fp8(scale, to_e4m3(values / divisor[:, None]))
+
+
+def to_e4m3(values: np.ndarray) -> np.ndarray:
+    """float32 to the bits of e4m3 (uint8), rounded to nearest, ties to even; beyond 448 becomes 448. No NaN."""
+    size = np.minimum(np.abs(values), np.float32(FP8_LARGEST))
+    exponent = np.maximum(np.frexp(np.where(size > 0, size, np.float32(2.0**-9)))[1] - 1, -6)  # of the leading 1, or -6
+    steps = np.rint(np.ldexp(size, 3 - exponent)).astype(np.int32)  # of 2 ** (exponent - 3); 16 carries by itself
+    bits = 8 * (exponent + 7) + steps - 8
+    return (bits | np.where(np.signbit(values), 0x80, 0)).astype(np.uint8)
+
+
+def _e4m3_values() -> np.ndarray:
+    bits = np.arange(256)
+    exponent, fraction = bits >> 3 & 15, bits & 7
+    size = np.where(exponent > 0, np.ldexp(8.0 + fraction, exponent - 10), np.ldexp(1.0 * fraction, -9))
+    size[exponent * 8 + fraction == 127] = np.nan
+    return np.where(bits & 0x80, -size, size).astype(np.float32)
+
+
+_E4M3 = _e4m3_values()
 
 
 # Ranges tried for each group: the parts of [minimum, maximum] cut off below and above. Cutting a little clips one

@@ -1,8 +1,9 @@
 """`ignition validate`: accepts or refuses a core. Every check is named, timed and reported; none needs torch.
 
 The checks run in the order in which they build on each other, and a core is good only if all of them pass: structure and
-checksums of every file, the weights' header, the graphs against segments and kernels, the libraries, the tokenizer, the
-chat template, and the oracle's answers on every instruction set level that this machine can run.
+checksums of every file, the weights' headers, the libraries, the graphs against segments and kernels (those of a cuda target
+once for each architecture), the tokenizer, the chat template, and the oracle's answers on every instruction set level that
+this machine can run.
 """
 
 from __future__ import annotations
@@ -11,15 +12,17 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from flare.core.directory import WEIGHTS_FILE, Core, open_core, verify_weights
+from flare.core.directory import Core, open_core, verify_weights
 from flare.core.graph import check_graph
-from flare.core.manifest import KernelLibrary
+from flare.core.manifest import Architecture, CpuTarget, CudaTarget, KernelLibrary
 from flare.core.oracle import read_oracle
 from flare.errors import CoreError, FlareError, InputError
+from flare.replay.program import cpu_target
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,16 +125,8 @@ def validate_core(path: Path, *, numerics: bool = False) -> Result:
         opened.append(core)
         return f"{len(core.manifest.files)} files, sizes, modes and hashes agree with the manifest"
 
-    later: list[tuple[str, Callable[[Core], str]]] = [
-        ("weights", check_weights),
-        ("libraries", check_libraries),
-        ("graphs", check_graphs),
-        ("tokenizer", check_tokenizer),
-        ("template", check_template),
-        ("oracle", check_oracle),
-    ]
     good = run("structure", structure)
-    for name, check in later:
+    for name, check in _later(opened[0] if good else None):
         if numerics and name in TEXT_CHECKS:
             continue
         needs_all = name == "oracle" and any(
@@ -144,34 +139,49 @@ def validate_core(path: Path, *, numerics: bool = False) -> Result:
     return result
 
 
+def _later(core: Core | None) -> list[tuple[str, Callable[[Core], str]]]:
+    """The checks behind the structure's, in order: those of the core's targets, or a cpu core's where it did not open."""
+    checks: list[tuple[str, Callable[[Core], str]]] = [("weights", check_weights)]
+    if core is None or core.manifest.cpu is not None:
+        checks += [("libraries", check_libraries), ("graphs", check_graphs)]
+    if core is not None and core.manifest.cuda is not None:
+        checks += [
+            (f"cuda {name}", partial(check_architecture, architecture=name))
+            for name in sorted(core.manifest.cuda.architectures)
+        ]
+    return [*checks, ("tokenizer", check_tokenizer), ("template", check_template), ("oracle", check_oracle)]
+
+
 def check_weights(core: Core) -> str:
-    """Every byte of the weights, and the safetensors header: tensors of u8, aligned, without holes or overlaps."""
+    """Every byte of the weights, and the safetensors headers: tensors of u8, aligned, without holes or overlaps."""
     verify_weights(core)
-    segments = core.manifest.segments
-    with open(core.file(WEIGHTS_FILE), "rb") as stream:
+    return "; ".join(_check_tensors(core, target) for target in core.manifest.targets)
+
+
+def _check_tensors(core: Core, target: CpuTarget | CudaTarget) -> str:
+    name, segments = target.weights.file, target.segments
+    with open(core.file(name), "rb") as stream:
         text = stream.read(segments.weights_offset)[8:]
     try:
         entries: dict[str, Any] = json.loads(text)
         entries.pop("__metadata__", None)
-        spans = sorted((tuple(e["data_offsets"]), e["dtype"], name) for name, e in entries.items())
+        spans = sorted((tuple(e["data_offsets"]), e["dtype"], tensor) for tensor, e in entries.items())
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise CoreError(f"{WEIGHTS_FILE}: its header is not a safetensors header; export the core again") from None
+        raise CoreError(f"{name}: its header is not a safetensors header; export the core again") from None
     end = 0
-    for (first, last), dtype, name in spans:
+    for (first, last), dtype, tensor in spans:
         if dtype != "U8" or first != end or last < first or first % 64:
-            raise CoreError(
-                f"{WEIGHTS_FILE}: tensor {name[:80]} lies at {first}..{last} as {dtype}, expected U8 from {end}"
-            )
+            raise CoreError(f"{name}: tensor {tensor[:80]} lies at {first}..{last} as {dtype}, expected U8 from {end}")
         end = last
     if end != segments.weights_bytes:
-        raise CoreError(f"{WEIGHTS_FILE}: tensors end at {end}, the manifest says {segments.weights_bytes}")
+        raise CoreError(f"{name}: tensors end at {end}, the manifest says {segments.weights_bytes}")
     return f"{len(spans)} tensors, {end} bytes"
 
 
 def check_libraries(core: Core) -> str:
     """Every kernel library of this machine's architecture loads, has the ABI of this program, and is of its level."""
     names = []
-    for library in core.manifest.target.libraries:
+    for library in cpu_target(core.manifest).libraries:
         names.append(f"{library.isa} ({len(_kernels(core, library))} kernels)")
     return ", ".join(names)
 
@@ -189,13 +199,23 @@ def _kernels(core: Core, library: KernelLibrary) -> set[str]:
 
 def check_graphs(core: Core) -> str:
     """Every node's kernel exists in every library, every argument lies inside its segment."""
-    nodes = 0
-    for name, file in sorted(core.manifest.graphs.items()):
+    nodes, target = 0, cpu_target(core.manifest)
+    for name, file in sorted(target.graphs.items()):
         graph = core.graph(name)
-        for library in core.manifest.target.libraries:
-            check_graph(graph, core.manifest.segments, _kernels(core, library), f"{file} ({library.isa})")
+        for library in target.libraries:
+            check_graph(graph, target.segments, _kernels(core, library), f"{file} ({library.isa})")
         nodes += len(graph.nodes)
     return f"{nodes} nodes inside their segments"
+
+
+def check_architecture(core: Core, architecture: Architecture) -> str:
+    """Every cubin is for the architecture and has the kernels as the graphs launch them, in bounds and in order."""
+    from flare.core.cuda_checks import open_cuda_graphs
+
+    graphs, cubins = open_cuda_graphs(core, architecture)
+    buckets = [*graphs.step, *graphs.sample, *graphs.score]
+    nodes = sum(len(bucket.nodes) for bucket in buckets)
+    return f"{len(graphs.kernels)} kernels of {len(cubins)} cubins, {nodes} nodes in {len(buckets)} buckets"
 
 
 def check_tokenizer(core: Core) -> str:
@@ -231,14 +251,15 @@ def check_oracle(core: Core) -> str:
 
     manifest = core.manifest
     oracle = read_oracle(core)
-    levels = runnable_isas([library.isa for library in manifest.target.libraries])
+    if manifest.cpu is None:
+        return f"{len(oracle.prompts)} prompts; a core without a cpu target is not replayed here"
+    offered = [library.isa for library in manifest.cpu.libraries]
+    levels = runnable_isas(offered)
     if not levels:
-        raise CoreError(
-            f"this machine can run none of the core's levels ({', '.join(lib.isa for lib in manifest.target.libraries)})"
-        )
+        raise CoreError(f"this machine can run none of the core's levels ({', '.join(offered)})")
     pages = pages_needed([prompt.tokens for prompt in oracle.prompts], manifest.limits.page_tokens)
     reports = []
     for isa in levels:
         with open_replay(core, threads=1, kv_pages=pages, isa=isa) as replay:
-            reports.append(f"{isa} {replay_oracle(replay, oracle, isa, manifest.weights.formats)}")
+            reports.append(f"{isa} {replay_oracle(replay, oracle, isa, manifest.cpu.weights.formats)}")
     return "; ".join(reports)

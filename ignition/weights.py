@@ -2,13 +2,15 @@
 
 Vectors and constants (norms, biases, rotary frequencies) are f32. A matrix keeps the precision of its checkpoint
 (`--weights auto`) or takes the format that was asked for; whatever that format can hold without loss is converted without
-loss. `--weights q4` stores embeddings and the output layer as q8: they are read once a step, and decide the answer directly.
+loss. `--weights q4` stores embeddings and the output layer as q8, `--weights fp8` as bf16: they are read once a step, and
+decide the answer directly. What a matrix's bytes are is its target's matter: its `Packing`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -17,36 +19,45 @@ from ignition.checkpoint.interface import Checkpoint
 from ignition.checkpoint.tensors import LazyTensor
 from ignition.graph import Value
 from ignition.quantize import GROUP, convert, decode, is_lossless, natural_format
-from ignition.targets.cpu.packing import pack, pack_tensor, packed_bytes
 from recipes import WeightSpec
 
-OPTIONS = ("auto", "f32", "bf16", "q8", "q4")
+OPTIONS = ("auto", "f32", "bf16", "q8", "q4", "fp8")
 VECTOR = "vector"
 QUANTISED_FORMATS = frozenset({"q8", "q4"})
 
 
+class Packing(Protocol):
+    """How a target lays out matrices: the module `ignition.targets.<target>.packing`."""
+
+    def packed_bytes(self, format: str, rows: int, columns: int) -> int:
+        """Returns the bytes of a packed matrix."""
+        ...
+
+    def pack_tensors(self, tensors: Sequence[LazyTensor], format: str) -> Iterator[np.ndarray]:
+        """Yields the bytes of matrices joined along their rows, converted and packed. Raises InputError."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """One weight as the core stores it. `format` is f32, f16, bf16, q8, q4, or "vector" (plain f32, not packed)."""
+    """One weight as the core stores it. `format` is f32, f16, bf16, q8, q4, fp8, or "vector" (plain f32, not packed)."""
 
     name: str
     spec: WeightSpec
     format: str
     tensors: tuple[LazyTensor, ...]
 
-    def bytes(self) -> int:
+    def bytes(self, packing: Packing) -> int:
         """Packed bytes, without the padding between tensors."""
         if self.format == VECTOR:
             return 4 * int(np.prod(self.spec.shape))
-        return packed_bytes(self.format, *self.spec.shape)
+        return packing.packed_bytes(self.format, *self.spec.shape)
 
-    def pack(self) -> bytes:
+    def pack(self, packing: Packing) -> bytes:
         """The weight's bytes in the core. Raises InputError for values that the format cannot hold."""
         if self.format == VECTOR:
             return self.values().astype("<f4").tobytes()
-        if len(self.tensors) == 1:
-            return b"".join(piece.tobytes() for piece in pack_tensor(self.tensors[0], self.format))
-        return pack(_joined(self.tensors, self.format), self.format).tobytes()
+        return b"".join(piece.tobytes() for piece in packing.pack_tensors(self.tensors, self.format))
 
     def values(self) -> np.ndarray:
         """The float32 values that the kernels compute with, in the spec's shape."""
@@ -57,14 +68,6 @@ class Stored:
         return np.concatenate([decode(convert(tensor, self.format)) for tensor in self.tensors]).reshape(
             self.spec.shape
         )
-
-
-def _joined(tensors: tuple[LazyTensor, ...], format: str) -> np.ndarray:
-    if format in ("q8", "q4"):
-        raise InputError(
-            f"tensor {tensors[0].name}: joined tensors cannot be stored as {format}; use --weights bf16 or f32"
-        )
-    return np.concatenate([convert(tensor, format) for tensor in tensors])
 
 
 def choose_storage(
@@ -101,8 +104,8 @@ def _format(spec: WeightSpec, tensors: tuple[LazyTensor, ...], option: str) -> s
     if option == "auto":
         natural = {natural_format(tensor.encoding) for tensor in tensors}
         return natural.pop() if len(natural) == 1 else "f32"
-    if option == "q4" and spec.role == "embedding":
-        return "q8"
+    if spec.role == "embedding":
+        return {"q4": "q8", "fp8": "bf16"}.get(option, option)
     return option
 
 

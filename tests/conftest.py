@@ -1,4 +1,4 @@
-"""What the whole suite shares: determinism, the two exported cores, and a summary that hides nothing."""
+"""What the whole suite shares: determinism, two exported cores, cubins, and a summary that hides nothing."""
 
 from __future__ import annotations
 
@@ -67,6 +67,22 @@ def tiny_core(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     checkpoint = make_checkpoint(tmp_path_factory.mktemp("checkpoints") / "tiny", "llama")
     return once(tmp_path_factory, "tiny", lambda path: export_core(str(checkpoint), path, Options()))
+
+
+@pytest.fixture(scope="session")
+def cubins(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of small kernels' cubins and their metadata, compiled once a session. Read only."""
+    from tests.support import cuda_cubins
+
+    return once(tmp_path_factory, "cubins", cuda_cubins.make)
+
+
+@pytest.fixture(scope="session")
+def fake_libcuda(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The fake CUDA driver's file, compiled once a session."""
+    from tests.support.fake_cuda.library import build
+
+    return once(tmp_path_factory, "fake-cuda", build) / "libcuda.so.1"
 
 
 LONGEST = ("test_quality.py", "test_export.py", "test_parity.py", "test_invariance.py", "test_logprob_truth.py")

@@ -29,6 +29,7 @@ SAMPLES: dict[str, list[tuple[str, str]]] = {
     "max_waiting": [("1", "1"), ("65536", "65536")],
     "huge_pages": [("true", "TRUE"), ("false", "0")],
     "verify": [("true", "1"), ("false", "false")],
+    "cpu_fallback": [("false", "0"), ("true", "1")],
     "host": [('"::1"', "::1"), ('"localhost"', "localhost")],
     "port": [("0", "0"), ("65535", "65535")],
     "api_key_file": [('"/run/one"', "/run/one"), ('"/run/two"', "/run/two")],
@@ -121,6 +122,7 @@ def test_values_reach_what_the_program_runs_with(tmp_path: Path) -> None:
         thinking_token_budget=1,
         temperature=0.25,
         check=True,
+        cpu_fallback=False,
     )
     assert configuration.server() == ServerSettings(
         host="::1",

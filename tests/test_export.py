@@ -7,6 +7,7 @@ import errno
 import json
 import os
 import signal
+import stat
 import subprocess
 import sys
 from collections.abc import Callable
@@ -86,7 +87,7 @@ def test_an_export_with_prompt_logprobs_says_so_and_is_as_reproducible(checkpoin
     assert content(tmp_path / "one") == content(tmp_path / "two")
     manifest = open_core(tmp_path / "one").manifest
     assert manifest.logprobs == Logprobs(alternatives=20, explicit_ids=128, prompt=True)
-    assert manifest.limits.max_rows == 16 and manifest.segments.io_bytes >= 16 * manifest.model.vocabulary * 4
+    assert manifest.limits.max_rows == 16 and manifest.cpu.segments.io_bytes >= 16 * manifest.model.vocabulary * 4
 
 
 def test_a_new_export_replaces_a_core_and_nothing_else(checkpoint: Path, tmp_path: Path) -> None:
@@ -212,13 +213,13 @@ def test_a_tokenizer_with_more_ids_than_the_model_is_refused(checkpoint: Path) -
 
 
 def test_q4_keeps_the_output_layer_of_an_untied_model_at_q8(tmp_path: Path) -> None:
-    from ignition.export import capture_step, configure, lower_step, open_source
+    from ignition.export import capture_step, choose_weights, configure, open_source
 
     options = Options(weights="q4")
     opened, found = open_source(str(make_checkpoint(tmp_path / "untied", "llama")), None)
     configured = configure(opened, found, options)
-    prepared, _ = lower_step(configured, capture_step(configured), options)
-    formats = {name: stored.format for name, stored in prepared.storage.items()}
+    storage, _ = choose_weights(configured, capture_step(configured), options)
+    formats = {name: stored.format for name, stored in storage.items()}
     assert formats["lm_head.weight"] == formats["model.embed_tokens.weight"] == "q8"
     assert formats["model.layers.0.mlp.up_proj.weight"] == "q4"
 
@@ -289,12 +290,36 @@ def test_only_what_no_export_holds_is_a_leftover(tmp_path: Path, make_core: Call
     assert leftovers(tmp_path) == []
 
 
+def test_files_of_two_targets(tmp_path: Path) -> None:
+    """Folders as deep as names have them, each with a fixed mode whatever the umask, and a file of weights a target."""
+    old = os.umask(0o077)
+    try:
+        with CoreWriter(tmp_path / "core") as writer:
+            for architecture in ("sm_80", "sm_90a"):
+                writer.add(f"kernels/{architecture}/0123456789abcdef.cubin", architecture.encode())
+            for name in ("weights.safetensors", "weights-cuda.safetensors"):
+                writer.add_weights(name, name.encode(), [lambda: b"ab", lambda: b"c"])
+            found = {path.relative_to(writer.folder): path for path in writer.folder.rglob("*")}
+            modes = {stat.S_IMODE(path.stat().st_mode) for path in found.values() if path.is_dir()}
+            assert modes == {0o755} and {str(path) for path in found if found[path].is_dir()} == {
+                "kernels", "kernels/sm_80", "kernels/sm_90a",
+            }  # fmt: skip
+            assert {str(path) for path in found if found[path].is_file()} == set(writer.files)
+            data = (writer.folder / "weights-cuda.safetensors").read_bytes()
+            assert data == b"weights-cuda.safetensors" + b"ab".ljust(64, b"\0") + b"c".ljust(64, b"\0")
+            assert {name for name, entry in writer.files.items() if entry.chunked} == {
+                "weights.safetensors", "weights-cuda.safetensors",
+            }  # fmt: skip
+    finally:
+        os.umask(old)
+
+
 def test_only_the_writer_s_own_errors_are_about_the_output(tmp_path: Path) -> None:
     def fails() -> bytes:
         raise OSError(errno.EIO, "a stage's own trouble")
 
     with pytest.raises(OSError, match="own trouble"), CoreWriter(tmp_path / "core") as writer:
-        writer.add_weights(b"", [fails])
+        writer.add_weights("weights", b"", [fails])
     with pytest.raises(InputError, match="cannot be written"), CoreWriter(tmp_path / "core") as writer:
         writer.add("content", b"")
         writer.add("content", b"")

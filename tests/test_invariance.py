@@ -178,7 +178,7 @@ def compare(
 def test_a_sequence_whose_embedding_is_nan_is_nan_and_harms_no_other(request: pytest.FixtureRequest, name: str) -> None:
     """From the first activation to the logits nothing turns NaN into a number; the sampler would choose by it."""
     core, bad, good = open_core(request.getfixturevalue(name)), 5, [9, 10, 11]
-    level = best_isa(library.isa for library in core.manifest.target.libraries)
+    level = best_isa(library.isa for library in core.manifest.cpu.libraries)
     plan = make_program(core.manifest, core.graph("step"), core.path, level)
     table = next(node for node in plan.nodes if node.kernel.startswith("Embed<"))
     kind, _, columns = table.kernel.rstrip(">").removeprefix("Embed<").split(", ")

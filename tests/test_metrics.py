@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from flare.conversation import Called, Failed, Finished, Observed, Reasoning, Text, Timings, ToolCall
 from flare.errors import RequestError
+from flare.fallbacks import Fallbacks
 from flare.metrics import AnswerMeter, Load, Metrics, Window
 from tests.support.live_server import make_model
 from tests.support.readings import make_reading
@@ -37,7 +38,7 @@ def finished(choice: int = 0, cause: Any = "stop_token", content: str = "") -> F
 
 
 def read(metrics: Metrics) -> Any:
-    return metrics.read(make_model(), make_reading().engine, NOTHING_HELD)
+    return metrics.read(make_model(), make_reading().engine, NOTHING_HELD, Fallbacks())
 
 
 def counts(metrics: Metrics) -> tuple[int, int, int]:

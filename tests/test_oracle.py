@@ -87,7 +87,7 @@ def test_chunks_and_threads_change_no_answer(tiny_core: Path) -> None:
     for threads, rows in ((1, 1), (2, 7), (2, 32)):
         with open_replay(core, threads=threads, kv_pages=8) as replay:
             replay.max_rows = rows
-            assert "equal to the bit" in check_oracle(replay, oracle, BEST, core.manifest.weights.formats)
+            assert "equal to the bit" in check_oracle(replay, oracle, BEST, core.manifest.cpu.weights.formats)
 
 
 def test_the_reference_s_answers_are_transformers_(tiny_core: Path, tmp_path: Path) -> None:
@@ -168,6 +168,7 @@ def test_the_deviation_of_top_tokens() -> None:
 
 def test_the_tolerance_follows_the_coarsest_format() -> None:
     tight, half, coarse = tolerance({"f32": 1}), tolerance({"f32": 1, "bf16": 1}), tolerance({"bf16": 1, "q8": 1})
+    assert tolerance({"bf16": 1, "fp8": 1}) == tolerance({"q4": 1}) == coarse
     assert tight.max_logprob_error < half.max_logprob_error < coarse.max_logprob_error
 
 
@@ -218,7 +219,7 @@ def test_the_check_on_a_level_that_the_export_did_not_run(core: Path) -> None:
 
 
 def test_a_pool_that_cannot_hold_the_prompts(core: Path) -> None:
-    page = open_core(core).manifest.segments.kv_page_bytes
+    page = open_core(core).manifest.cpu.segments.kv_page_bytes
     with pytest.raises(
         SettingError, match=r"^2 pages are too few for the check of the core, which takes 4; "
     ) as caught:
@@ -243,12 +244,13 @@ def test_the_server_checks_itself_before_it_serves(core: Path) -> None:
     """From the variable too; the time is in the report. A wrong weight behind right checksums is one line and 1."""
     with serve(core, FLARE_CHECK="1") as process:
         assert process.stderr is not None
-        report = [process.stderr.readline() for _ in range(4)]
-        assert re.search(r"kernels \d+ ms, check \d+ ms$", report[1]) and report[3].startswith("serving "), report
+        report = [process.stderr.readline() for _ in range(5)]
+        assert re.search(r"kernels \d+ ms, check \d+ ms$", report[1]) and report[4].startswith("serving "), report
         found = (
             rf"check: {BEST} \d+ positions equal to the bit, log probabilities [0-9.e-]+ at most from the reference's$"
         )
-        assert re.match(found, report[2]), report
+        assert re.match(found, report[3]), report
+        assert re.match(rf"target: cpu on {BEST}, \d+ kv pages$", report[2]), report
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=30) == 0
 

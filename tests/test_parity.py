@@ -68,7 +68,7 @@ def test_bf16_cores_stay_within_bf16_error(kind: str, tmp_path: Path) -> None:
     checkpoint = make_checkpoint(tmp_path / "checkpoint", kind, dtype="bfloat16")
     export_core(str(checkpoint), tmp_path / "core", Options(isas=(BEST,)))
     core = open_core(tmp_path / "core")
-    assert set(core.manifest.weights.formats) == {"bf16", "f32"}  # auto keeps the checkpoint's precision
+    assert set(core.manifest.cpu.weights.formats) == {"bf16", "f32"}  # auto keeps the checkpoint's precision
     tokens = sequence(3, 64)
     exact = transformers_logits(checkpoint, tokens, torch.float32)
     rounded = transformers_logits(checkpoint, tokens, torch.bfloat16)
@@ -85,8 +85,8 @@ def test_quantised_cores_compute_with_the_stored_values(weights: str, tmp_path: 
     report = export_core(str(checkpoint), tmp_path / "core", Options(weights=weights, isas=(BEST,)))
     assert report.deviation.mean_kl < 0.01
     core = open_core(tmp_path / "core")
-    assert weights in core.manifest.weights.formats
-    assert core.manifest.weights.formats.get("q8", 0) > 0  # embeddings stay q8
+    assert weights in core.manifest.cpu.weights.formats
+    assert core.manifest.cpu.weights.formats.get("q8", 0) > 0  # embeddings stay q8
 
 
 def test_every_level_gives_the_same_bits(tmp_path: Path) -> None:

@@ -11,8 +11,9 @@ from flare.core.manifest import Limits
 from flare.errors import InputError
 from ignition.capture import capture
 from ignition.lowered import Buffer, Call, Lowered
+from ignition.patterns import matrix_names
 from ignition.plan import Span, assign_phases, place_buffers, plan
-from ignition.targets.cpu.lower import lower, matrix_names
+from ignition.targets.cpu.lower import lower
 
 LIMITS = Limits(max_context=256, slots=4, page_tokens=16, max_step_tokens=8, max_rows=4)
 
@@ -41,7 +42,7 @@ def lowered_graphs(draw: st.DrawFn) -> Lowered:
 def test_no_buffer_is_overwritten_while_it_is_needed(lowered: Lowered) -> None:
     """Runs the placed program on a simulated arena whose bytes remember who wrote them last."""
     phases = assign_phases(lowered.calls)
-    offsets, size = place_buffers(lowered, phases, LIMITS)
+    offsets, size = place_buffers(lowered.calls, lowered.buffers, phases, LIMITS)
     arena: list[int | None] = [None] * (size // 64 + 1)
 
     def cells(number: int) -> range:
@@ -155,6 +156,6 @@ def test_a_residual_that_is_the_layer_s_own_input_is_not_overwritten() -> None:
     graph = capture(recipe, Model)
     lowered = lower(graph, {name: "f32" for name in matrix_names(graph)}, "f32", LIMITS)
     own, other = (call for call in lowered.calls if call.kernel.startswith("Linear<Tokens"))
-    offsets, _ = place_buffers(lowered, assign_phases(lowered.calls), LIMITS)
+    offsets, _ = place_buffers(lowered.calls, lowered.buffers, assign_phases(lowered.calls), LIMITS)
     assert own.in_place is None and offsets[own.operands[0].id] != offsets[own.operands[4].id]
     assert other.in_place is not None and offsets[other.operands[3].id] == offsets[other.operands[4].id]

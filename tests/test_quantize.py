@@ -22,8 +22,10 @@ from ignition.quantize import (
     from_blocks,
     is_lossless,
     natural_format,
+    quantize_fp8,
     quantize_q4,
     quantize_q8,
+    to_e4m3,
 )
 
 MATRICES = arrays.arrays(
@@ -162,3 +164,30 @@ def test_rows_that_are_no_whole_groups_are_refused() -> None:
     tensor = LazyTensor("w", (2, 48), "f32", memoryview(bytes(2 * 48 * 4)))
     with pytest.raises(InputError, match="tensor w: rows of 48"):
         convert(tensor, "q8")
+
+
+def test_fp8_bits_are_those_of_torch_and_saturate() -> None:
+    every = np.arange(256).astype(np.uint8)
+    values = torch.from_numpy(every.copy()).view(torch.float8_e4m3fn).float().numpy()
+    finite = np.isfinite(values)
+    assert np.array_equal(to_e4m3(values[finite]), every[finite])
+    middles = (np.sort(values[finite])[1:] + np.sort(values[finite])[:-1]) / 2  # ties, which go to even
+    draws = np.random.default_rng(8).standard_normal(4096).astype(np.float32) * np.float32(50)
+    near = np.concatenate([middles, np.nextafter(middles, np.float32(0)), draws, draws / 4096]).astype(np.float32)
+    near = near[np.abs(near) <= 448]
+    expected = torch.from_numpy(near).to(torch.float8_e4m3fn).view(torch.uint8).numpy()
+    assert np.array_equal(to_e4m3(near), expected)
+    assert to_e4m3(np.float32([449, -1e9, np.inf])).tolist() == [0x7E, 0xFE, 0x7E]
+
+
+def test_fp8_has_a_scale_for_each_row() -> None:
+    values = np.random.default_rng(3).standard_normal((6, 40)).astype(np.float32)
+    values[1] *= 1e-3
+    values[2] = 0
+    weights = quantize_fp8(values)
+    assert np.array_equal(weights.scale, np.abs(values).max(axis=1) / np.float32(448))
+    error = np.abs(decode(weights) - values)
+    allowed = np.maximum(np.abs(values) * 2.0**-4, weights.scale[:, None] * 2.0**-10)  # half a step of 3 + 1 bits
+    assert (error <= allowed * 1.000001).all()
+    with pytest.raises(InputError, match="not finite"):
+        quantize_fp8(np.float32([[np.nan, 1]]), "w")

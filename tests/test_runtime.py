@@ -60,7 +60,6 @@ def make_core(**sampling: Any) -> Any:
         limits=Limits(max_context=100, slots=3, page_tokens=16, max_step_tokens=32, max_rows=3),
         logprobs=Logprobs(alternatives=20, explicit_ids=128, prompt=False),
         tokens=Tokens(bos=1, eos=[2, 3], pad=None, add_bos=True),
-        weights=SimpleNamespace(decode_weight_bytes=77),
         template=Template(file="t.jinja", source="t", facts={"inline_system": True}),
         sampling=Sampling(**{"defaults": {}, "sources": {}, "ranges": "open"} | sampling),
     )
@@ -70,20 +69,20 @@ def make_core(**sampling: Any) -> Any:
 def test_what_a_manifest_becomes() -> None:
     settings = RuntimeSettings(core="c", threads=1, aliases=("short", "other"), max_tokens=50)
     core = make_core(defaults={"top_k": 7, "min_p": None}, ranges={"temperature": [0.5, 1.0], "top_p": None})
-    model = served_model(core, settings, kv_pages=5)
+    model = served_model(core, settings, kv_pages=5, decode_weight_bytes=77)
     assert (model.id, model.root, model.names) == ("short", "maker/name", ("short", "other", "maker/name"))
     assert model.context_length == 5 * 16  # the pool is smaller than the core's context
-    assert served_model(core, settings, kv_pages=50).context_length == 100
+    assert served_model(core, settings, kv_pages=50, decode_weight_bytes=77).context_length == 100
     assert (model.eos, model.bos, model.vocabulary, model.max_tokens_cap) == ({2, 3}, 1, 99, 50)
     assert model.decode_weight_bytes == 77
     assert model.ranges == {"temperature": (0.5, 1.0), "top_p": None}
     assert model.sampling_default("top_k") == 7 and model.sampling_default("min_p") == 0.0
     assert (model.max_top_logprobs, model.explicit_ids, model.scores_prompts) == (20, 128, False)
     assert model.inline_system and model.has_template and not model.thinking["supported"]
-    plain = served_model(make_core(), RuntimeSettings(core="c", threads=1), kv_pages=5)
+    plain = served_model(make_core(), RuntimeSettings(core="c", threads=1), kv_pages=5, decode_weight_bytes=77)
     assert (plain.id, plain.ranges) == ("maker/name", None)
     core.manifest.logprobs = Logprobs(alternatives=5, explicit_ids=7, prompt=True)
-    other = served_model(core, settings, kv_pages=5)
+    other = served_model(core, settings, kv_pages=5, decode_weight_bytes=77)
     assert (other.max_top_logprobs, other.explicit_ids, other.scores_prompts) == (5, 7, True)
 
 
@@ -128,7 +127,14 @@ def test_pages_of_the_pool(wanted: MemorySize | None, free: int, pages: int) -> 
 
 def choose(wanted: MemorySize | None, free: int) -> int:
     return choose_kv_pages(
-        wanted, free=free, reserved=20 * MIB, page_bytes=MIB, page_tokens=16, slots=4, max_context=100
+        wanted,
+        free=free,
+        reserved=20 * MIB,
+        default_share=0.5,
+        page_bytes=MIB,
+        page_tokens=16,
+        slots=4,
+        max_context=100,
     )
 
 

@@ -37,7 +37,7 @@ SETTINGS = RuntimeSettings(core="c", threads=1)
 
 def refused(core: Any, field: str) -> None:
     with pytest.raises(CoreError) as caught:
-        served_model(core, SETTINGS, kv_pages=5)
+        served_model(core, SETTINGS, kv_pages=5, decode_weight_bytes=77)
     assert f"core.json: {field}" in str(caught.value) and "\n" not in str(caught.value)
 
 
@@ -71,7 +71,7 @@ def test_wrong_defaults(name: str, value: Any) -> None:
 @pytest.mark.parametrize("end", [0, 1])
 @pytest.mark.parametrize("name", NEUTRAL)
 def test_defaults_at_their_bounds_can_be_served(name: str, end: int) -> None:
-    model = served_model(make_core(defaults={name: VALID[name][end]}), SETTINGS, kv_pages=5)
+    model = served_model(make_core(defaults={name: VALID[name][end]}), SETTINGS, kv_pages=5, decode_weight_bytes=77)
     SamplingParams(**{key: model.sampling_default(key) for key in NEUTRAL})
 
 
@@ -100,7 +100,7 @@ def test_wrong_ranges(ranges: dict[str, Any]) -> None:
 def test_ranges_hold_the_default_that_the_core_has() -> None:
     bounds = {"temperature": [0.7, 0.9]}
     core = make_core(defaults={"temperature": 0.8}, ranges=bounds)
-    assert served_model(core, SETTINGS, kv_pages=5).ranges == {"temperature": (0.7, 0.9)}
+    assert served_model(core, SETTINGS, kv_pages=5, decode_weight_bytes=77).ranges == {"temperature": (0.7, 0.9)}
     refused(make_core(defaults={"temperature": 0.95}, ranges=bounds), "sampling.ranges.temperature")
 
 
@@ -108,7 +108,7 @@ def test_ranges_hold_the_default_that_the_core_has() -> None:
 def test_the_operator_s_temperature_is_a_default_with_its_source(chosen: float) -> None:
     """As the core's own: 0 and less are greedy, and a request goes before it."""
     core = make_core(defaults={"temperature": 0.6, "top_k": 4}, sources={"temperature": "config.json", "top_k": "x"})
-    model = served_model(core, replace(SETTINGS, temperature=chosen), kv_pages=5)
+    model = served_model(core, replace(SETTINGS, temperature=chosen), kv_pages=5, decode_weight_bytes=77)
     assert model.defaults == {"temperature": chosen, "top_k": 4}
     assert model.sources == {"temperature": "server_option", "top_k": "x"}
     shown = model_card(model)["generation_defaults"]
@@ -131,11 +131,11 @@ def test_a_temperature_that_the_author_s_ranges_do_not_allow_is_one_line_at_the_
 ) -> None:
     core = make_core(defaults={"temperature": 0.8}, ranges=ranges)
     for chosen in good:
-        model = served_model(core, replace(SETTINGS, temperature=chosen), kv_pages=5)
+        model = served_model(core, replace(SETTINGS, temperature=chosen), kv_pages=5, decode_weight_bytes=77)
         assert model.resolve_sampling(SamplingRequest())["temperature"] == chosen
     for chosen in bad:
         with pytest.raises(SettingError) as caught:
-            served_model(core, replace(SETTINGS, temperature=chosen), kv_pages=5)
+            served_model(core, replace(SETTINGS, temperature=chosen), kv_pages=5, decode_weight_bytes=77)
         assert caught.value.setting == "temperature" and "\n" not in str(caught.value)
         assert str(caught.value).startswith(f"{chosen:g}: the author's range of this core is {says}; ")
 
@@ -198,11 +198,14 @@ def test_wrong_facts(facts: dict[str, Any], field: str) -> None:
 
 def test_facts_of_the_prober() -> None:
     table = NO_THINKING | {"supported": True, "toggle": "enable_thinking", "levels": [LEVEL], "default_level": "none"}
-    assert served_model(with_facts({"thinking": table}), SETTINGS, kv_pages=5).thinking == table
+    assert served_model(with_facts({"thinking": table}), SETTINGS, kv_pages=5, decode_weight_bytes=77).thinking == table
     for facts in ({}, {"thinking": None}, {"thinking": NO_THINKING}):
-        assert served_model(with_facts(facts), SETTINGS, kv_pages=5).thinking == NO_THINKING
+        assert served_model(with_facts(facts), SETTINGS, kv_pages=5, decode_weight_bytes=77).thinking == NO_THINKING
     facts = {"variables": ["persona", "today"]}
-    assert served_model(with_facts(facts), SETTINGS, kv_pages=5).variables == {"persona", "today"}
+    assert served_model(with_facts(facts), SETTINGS, kv_pages=5, decode_weight_bytes=77).variables == {
+        "persona",
+        "today",
+    }
 
 
 @pytest.mark.parametrize(
@@ -216,13 +219,13 @@ def test_facts_of_the_prober() -> None:
     ],
 )
 def test_how_a_template_takes_system_texts_and_contents(facts: dict[str, Any], leading: bool, parts: bool) -> None:
-    model = served_model(with_facts(facts), SETTINGS, kv_pages=5)
+    model = served_model(with_facts(facts), SETTINGS, kv_pages=5, decode_weight_bytes=77)
     assert (model.leading_system, model.content_parts) == (leading, parts)
 
 
 def test_how_a_core_says_what_its_model_writes() -> None:
     for nothing in ({}, {"output": None, "tools": None, "system": None}, {"output": {}, "tools": {}, "system": {}}):
-        model = served_model(with_facts(nothing), SETTINGS, kv_pages=5)
+        model = served_model(with_facts(nothing), SETTINGS, kv_pages=5, decode_weight_bytes=77)
         assert model.output == OutputSyntax() and not model.takes_tools
         assert (model.tool_arguments, model.default_system) == ("mapping", None)
     output = {"tools": "hermes", "reasoning": TAGS, "open_token": 7, "close_token": 8}
@@ -231,20 +234,22 @@ def test_how_a_core_says_what_its_model_writes() -> None:
         "tools": {"declared": True, "calls": True, "arguments": "string"},
         "system": {"default": "Be brief.", "leading": "renders"},
     }
-    model = served_model(with_facts(facts), SETTINGS, kv_pages=5)
+    model = served_model(with_facts(facts), SETTINGS, kv_pages=5, decode_weight_bytes=77)
     assert model.output == OutputSyntax(tools="hermes", reasoning=("<think>", "</think>"), open_token=7, close_token=8)
     assert model.takes_tools and (model.tool_arguments, model.default_system) == ("string", "Be brief.")
     for tools, takes in (({"declared": False, "arguments": None}, False), ({"arguments": None}, True), (None, True)):
-        model = served_model(with_facts({"output": {"tools": "hermes"}, "tools": tools}), SETTINGS, kv_pages=5)
+        model = served_model(
+            with_facts({"output": {"tools": "hermes"}, "tools": tools}), SETTINGS, kv_pages=5, decode_weight_bytes=77
+        )
         assert model.takes_tools is takes and model.tool_arguments == "mapping"
 
 
 def test_a_core_whose_output_needs_a_package(monkeypatch: pytest.MonkeyPatch) -> None:
     core = with_facts({"output": {"tools": "deepseek_dsml"}})
-    assert served_model(core, SETTINGS, kv_pages=5).output.tools == "deepseek_dsml"
+    assert served_model(core, SETTINGS, kv_pages=5, decode_weight_bytes=77).output.tools == "deepseek_dsml"
     monkeypatch.setitem(sys.modules, "deepseek_recipe", None)
     with pytest.raises(InputError, match=r"pip install 'flare-ignition\[deepseek\]'"):
-        served_model(core, SETTINGS, kv_pages=5)
+        served_model(core, SETTINGS, kv_pages=5, decode_weight_bytes=77)
 
 
 def test_a_template_that_is_not_text(monkeypatch: pytest.MonkeyPatch) -> None:

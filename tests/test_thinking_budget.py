@@ -234,7 +234,7 @@ def test_a_default_that_could_not_be_kept_is_one_line_at_the_start() -> None:
     def load(output: dict[str, Any]) -> Any:
         core = make_core()
         core.manifest.template.facts["output"] = output
-        return served_model(core, settings, kv_pages=5)
+        return served_model(core, settings, kv_pages=5, decode_weight_bytes=77)
 
     tags = {"reasoning": ["<think>", "</think>"]}
     assert load(tags | {"close_token": 8}).thinking_token_budget == 7

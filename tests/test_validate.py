@@ -19,6 +19,7 @@ from flare.core.directory import open_core
 from flare.loading import served_model
 from ignition.inspect import describe, render
 from ignition.validate import validate_core
+from tests.support.cuda_graphs import add_cuda_target, file_of
 from tests.support.forged_cores import changed, forge, forge_manifest, forge_weights, graph, without_levels
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -235,7 +236,7 @@ def test_a_tokenizer_with_a_gap_is_held_to_its_highest_id(core: Path) -> None:
 
 def test_a_library_of_another_level(core: Path) -> None:
     manifest = json.loads((core / "core.json").read_bytes())
-    files = [library["file"] for library in manifest["target"]["libraries"]]
+    files = [library["file"] for library in manifest["targets"][0]["libraries"]]
     if len(files) < 2:
         pytest.fail("the tiny core was meant to have several libraries")
     forge(core, files[0], lambda _: (core / files[1]).read_bytes())
@@ -254,6 +255,70 @@ def test_weights_whose_values_changed_are_caught_by_hash_and_by_the_oracle(core:
     forge_manifest(core, lambda m: m["files"]["weights.safetensors"].update(hash=sha256_chunked(weights)))
     found = statuses(core)
     assert found["weights"] == "passed" and found["oracle"] == "failed"
+
+
+def test_a_cuda_target_has_a_row_for_each_architecture(core: Path, cubins: Path) -> None:
+    """A node that would write outside its segment is found without a device, behind checksums that are right."""
+    add_cuda_target(core, cubins, "sm_80", "sm_90a")
+    found = statuses(core)
+    assert list(found) == [
+        "structure", "weights", "libraries", "graphs", "cuda sm_80", "cuda sm_90a", "tokenizer", "template", "oracle",
+    ]  # fmt: skip
+    assert set(found.values()) == {"passed"}
+    details = {check.name: check.detail for check in validate_core(core, numerics=True).checks}
+    assert details["cuda sm_90a"] == "2 kernels of 2 cubins, 21 nodes in 5 buckets"
+    assert details["weights"].count(" tensors, ") == 2
+
+    def change(graphs: dict[str, Any]) -> None:
+        graphs["step"][1]["nodes"][6]["args"][1]["offset"] = 2**40
+
+    forge(core, file_of("sm_90a"), graph(change))
+    found = statuses(core)
+    assert found.pop("cuda sm_90a") == "failed" and set(found.values()) == {"passed"}
+
+
+def test_a_core_for_cuda_alone(core: Path, cubins: Path) -> None:
+    """What needs the cpu target is left out; the oracle is still read."""
+    add_cuda_target(core, cubins, "sm_100a")
+    without_levels(core)
+
+    def change(manifest: dict[str, Any]) -> None:
+        for library in manifest["targets"][0]["libraries"]:
+            del manifest["files"][library["file"]]
+        del manifest["targets"][0], manifest["files"]["weights.safetensors"], manifest["files"]["graphs/step.msgpack"]
+        manifest["oracle"].update(mean_kl=None, max_logprob_error=None, top1_agreement=None)
+
+    forge_manifest(core, change)
+    result = validate_core(core)
+    assert [(check.name, check.status) for check in result.checks] == [
+        (name, "passed") for name in ("structure", "weights", "cuda sm_100a", "tokenizer", "template", "oracle")
+    ]
+    assert "a core without a cpu target is not replayed here" in result.checks[-1].detail
+    text = render(describe(core))
+    assert "cuda: sm_100a; computes in f16\n" in text and "the reference's answers; no compiled results" in text
+    assert "cpu" not in text.replace(str(core), "")
+
+
+def test_inspect_shows_every_target(core: Path, cubins: Path) -> None:
+    add_cuda_target(core, cubins, "sm_90a")
+    facts = describe(core)
+    cpu, cuda = facts["targets"]
+    assert cpu["kind"] == "cpu" and cpu["graphs"]["step"]["nodes"] > 10
+    assert cuda["kv"] == {"format": "f16", "bytes_per_token": 512, "bytes_for_full_context": 16 * 8192}
+    found = cuda["architectures"]["sm_90a"]
+    assert found["kernels"] == {"examples.dot": 1, "examples.scale": 1} and found["cubins"] == 2
+    assert found["cubin_bytes"] == sum(path.stat().st_size for path in (core / "kernels" / "sm_90a").iterdir())
+    limits = facts["limits"]
+    assert found["step"][1] == {"tokens": limits["max_step_tokens"], "rows": limits["max_rows"], "nodes": 7}
+    text = render(facts)
+    for wanted in (
+        "cpu: x86-64-v4, x86-64-v3, generic\n",
+        "cuda: sm_90a; computes in f16\n",
+        "1 examples.dot, 1 examples.scale\n",
+        f"step for 1, {limits['max_step_tokens']} tokens, of 7 nodes at most\n",
+        f"sample for 1, {limits['max_rows']} rows, of 3 nodes at most\n",
+    ):
+        assert wanted in text
 
 
 def test_inspect_says_what_people_ask_for(core: Path) -> None:
@@ -290,7 +355,9 @@ def test_inspect_and_the_server_agree_on_log_probabilities(
     facts = describe(core)
     assert facts["logprobs"] == logprobs and text in render(facts)
     assert (facts["apis"]["logprobs"], facts["apis"]["prompt_logprobs"]) == (alternatives > 0, prompt)
-    model = served_model(open_core(core), RuntimeSettings(core=str(core), threads=1), kv_pages=4)
+    model = served_model(
+        open_core(core), RuntimeSettings(core=str(core), threads=1), kv_pages=4, decode_weight_bytes=77
+    )
     assert (model.max_top_logprobs, model.explicit_ids, model.scores_prompts) == (alternatives, ids, prompt)
 
 
@@ -311,7 +378,9 @@ def test_inspect_names_the_apis_that_the_server_serves(
 
     forge_manifest(core, change)
     apis = describe(core)["apis"]
-    model = served_model(open_core(core), RuntimeSettings(core=str(core), threads=1), kv_pages=4)
+    model = served_model(
+        open_core(core), RuntimeSettings(core=str(core), threads=1), kv_pages=4, decode_weight_bytes=77
+    )
     assert apis["chat"] == apis["messages"] == apis["responses"] == model.has_template == template
     assert apis["decisions"] == apis["systemone"] == (template and model.explicit_ids > 0)
     assert apis["tools"] == (model.has_template and model.takes_tools) and apis["completions"]

@@ -6,6 +6,8 @@ from typing import Any
 
 import msgspec
 
+from flare.fallbacks import Fallback
+
 
 class Question(msgspec.Struct, frozen=True):
     """One question. `options` are the texts of its answers, in order, at least one. `field` is the client's name for them, for
@@ -29,11 +31,13 @@ class Inquiry(msgspec.Struct, frozen=True):
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """Tokens of all questions: of their prompts, those of them that came from a cache, and those that were generated."""
+    """Tokens of all questions: of their prompts, those of them that came from a cache, and those that were generated.
+    `fallbacks` are those that occurred meanwhile."""
 
     prompt: int
     cached: int
     generated: int
+    fallbacks: tuple[Fallback, ...] = ()
 
 
 def as_text(value: Any) -> str:

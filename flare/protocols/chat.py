@@ -19,11 +19,10 @@ from flare.protocols.decoding import decode_body
 from flare.protocols.encoding import (
     Observations,
     call_object,
-    context_object,
+    ending_members,
     error_object,
     finish_reason,
     prompt_member,
-    timings_object,
     total_usage,
 )
 from flare.protocols.endpoint import Collected, Decoded, Outcome, Response, encode_json
@@ -170,8 +169,7 @@ class ChatCompletions:
                 **({"prompt_token_ids": response.prompts[0]} if shows.ids else {}),
                 **prompt_member(response, outcomes[0]),
                 "usage": total_usage(ends, response.decoded.generation.n, chat=True),
-                "flare_context": context_object(ends, response.model),
-                "timings": timings_object(ends),
+                **ending_members(ends, response.model),
             }
         )
 

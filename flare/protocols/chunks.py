@@ -13,10 +13,9 @@ from flare.logprobs import TokenLogprobs
 from flare.protocols.encoding import (
     Observations,
     call_object,
-    context_object,
+    ending_members,
     error_object,
     finish_reason,
-    timings_object,
     total_usage,
     usage_object,
 )
@@ -243,10 +242,7 @@ class ChunkEncoder:
             "finish_reason": finish_reason(event),
             "stop_reason": event.cause,
         }
-        more: dict[str, Any] = {
-            "flare_context": context_object([event], self.response.model),
-            "timings": timings_object([event]),
-        }
+        more = ending_members([event], self.response.model)
         ends = [end for end in self.ends if end is not None]
         if not self.open and self.format.chat and self.shows.ids and not self.include_usage:
             more["usage"] = total_usage(ends, self.n, chat=True)

@@ -15,11 +15,10 @@ from flare.protocols.chunks import ChunkEncoder, ChunkFormat, ColumnLists, colum
 from flare.protocols.decoding import decode_body
 from flare.protocols.encoding import (
     Observations,
-    context_object,
+    ending_members,
     error_object,
     finish_reason,
     prompt_member,
-    timings_object,
     total_usage,
 )
 from flare.protocols.endpoint import Collected, Decoded, Outcome, Response, encode_json
@@ -135,8 +134,7 @@ class Completions:
                 "system_fingerprint": response.model.fingerprint,
                 "choices": choices,
                 "usage": total_usage(ends, n, chat=False),
-                "flare_context": context_object(ends, response.model),
-                "timings": timings_object(ends),
+                **ending_members(ends, response.model),
             }
         )
 

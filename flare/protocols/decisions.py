@@ -12,7 +12,7 @@ from flare.decisions.questions import Inquiry, Usage
 from flare.decisions.questions import Question as Asked
 from flare.errors import RequestError
 from flare.protocols.decoding import decode_body
-from flare.protocols.encoding import error_object
+from flare.protocols.encoding import error_object, warnings_member
 from flare.protocols.endpoint import encode_json
 from flare.protocols.refusals import foreign_type, required, shown
 from flare.protocols.responses_fields import converted
@@ -181,7 +181,7 @@ class Decisions:
             "output_tokens_details": {"reasoning_tokens": 0},
             "total_tokens": usage.prompt + usage.generated,
         }
-        return encode_json({"model": model.id, "answers": answers, "usage": used})
+        return encode_json({"model": model.id, "answers": answers, "usage": used, **warnings_member(usage.fallbacks)})
 
     def error(self, error: RequestError) -> dict[str, Any]:
         return error_object(error)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from flare.conversation import Finished, ToolCall
 from flare.errors import RequestError
+from flare.fallbacks import Fallback
 from flare.protocols.endpoint import Outcome, Response
 from flare.protocols.logprob_encoding import prompt_list
 from flare.served import ServedModel
@@ -112,6 +113,25 @@ def timings_object(ends: Sequence[Finished]) -> dict[str, Any]:
         if predicted > 0 and predicted_n > len(ends)
         else None,
     }
+
+
+def ending_members(ends: Sequence[Finished], model: ServedModel) -> dict[str, Any]:
+    """Returns what is ours at the end of an answer, or of its choice: context and timings, and warnings where there are any."""
+    fallbacks = (fallback for end in ends for fallback in end.fallbacks)
+    return {
+        "flare_context": context_object(ends, model),
+        "timings": timings_object(ends),
+        **warnings_member(fallbacks),
+    }
+
+
+def warnings_member(fallbacks: Iterable[Fallback]) -> dict[str, Any]:
+    """Returns `flare_warnings`, one for each cause with its latest count, or nothing where there is no cause."""
+    counts: dict[str, int] = {}
+    for cause, count in fallbacks:
+        counts[cause] = max(count, counts.get(cause, 0))
+    found = [{"type": "cpu_fallback", "cause": cause, "count": count} for cause, count in counts.items()]
+    return {"flare_warnings": found} if found else {}
 
 
 def prompt_member(response: Response, outcome: Outcome) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import msgspec
 from flare.conversation import Called, Event, Failed, Finished, Reasoning, Text, ToolCall
 from flare.errors import RequestError
 from flare.output import Piece
-from flare.protocols.encoding import context_object, timings_object
+from flare.protocols.encoding import ending_members
 from flare.protocols.endpoint import Outcome, Response, encode_json
 from flare.protocols.messages_thinking import Marker
 
@@ -40,8 +40,7 @@ def message_object(response: Response, outcome: Outcome) -> dict[str, Any]:
         **_stop(end),
         "container": None,
         "usage": _usage(end),
-        "flare_context": context_object([end], response.model),
-        "timings": timings_object([end]),
+        **ending_members([end], response.model),
     }
 
 
@@ -209,7 +208,6 @@ class MessageStream:
             "type": "message_delta",
             "delta": {**_stop(end), "container": None},
             "usage": _usage(end),
-            "flare_context": context_object([end], self._response.model),
-            "timings": timings_object([end]),
+            **ending_members([end], self._response.model),
         }
         return frames + self._close() + event_frame(last) + STOP

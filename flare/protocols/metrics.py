@@ -124,7 +124,11 @@ METRICS = (
     _counter(
         "recomputed_tokens", "Tokens to be computed again after a preemption.", lambda r: r.engine.recomputed_tokens
     ),
-    _counter("cpu_fallback", "Nodes that ran elsewhere for want of a kernel.", lambda _: 0),
+    _counter(
+        "cpu_fallback",
+        "Times that a node or a whole step ran on the processor for want of a kernel or of a device.",
+        lambda r: r.fallbacks_total,
+    ),
     _counter("first_responses", "Answers whose first text was offered.", lambda r: r.first_responses),
     _counter(
         "first_response_seconds",
@@ -261,6 +265,7 @@ def status(reading: Reading, *, closing: bool) -> dict[str, Any]:
         "version": __version__,
         "uptime_seconds": round(reading.uptime_seconds, 3),
         "model": {"id": model.id, "root": model.root, "core": model.fingerprint},
+        "target": {"kind": model.target, "device": model.device},
         "engine": {name: getattr(engine, name) for name in ENGINE_FIELDS},
         "requests": {
             "submitted": reading.submitted,
@@ -272,5 +277,9 @@ def status(reading: Reading, *, closing: bool) -> dict[str, Any]:
         "admission": {"used": load.admission_used, "capacity": load.admission_capacity},
         "bodies": {"used_bytes": load.body_bytes, "capacity_bytes": load.body_bytes_capacity},
         "connections": {"used": load.connections, "capacity": load.connections_capacity},
-        "cpu_fallback": {"total": 0, "events": []},
+        "cpu_fallback": {
+            "allowed": reading.fallbacks_allowed,
+            "total": reading.fallbacks_total,
+            "events": [{"cause": cause, "count": count} for cause, count in reading.fallbacks],
+        },
     }

@@ -69,6 +69,8 @@ def _embedded(model: ServedModel) -> dict[str, Any]:
         "thinking": dict(model.thinking),
         "generation_defaults": {**defaults, **limits, "sources": sources},
         "flare": {
+            "target": model.target,
+            "device": model.device,
             "vocab_size": model.vocabulary,
             "max_top_logprobs": model.max_top_logprobs,
             "max_concurrency": model.max_concurrency,

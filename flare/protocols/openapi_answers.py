@@ -13,6 +13,7 @@ from flare.protocols.schemas import (
     NUMBER,
     OBJECT,
     TEXT,
+    WARNINGS,
     Schema,
     any_of,
     array_of,
@@ -61,7 +62,7 @@ def _chunk(object_name: str, choice: dict[str, Schema]) -> Schema:
         {"index": COUNT, **choice, "finish_reason": end["finish_reason"]}, {"stop_reason": CAUSES, **OBSERVED}
     )
     usage = any_of(ref("Usage"), NULL)
-    return members({**_openai(object_name), "choices": array_of(item)}, {"usage": usage, **EXTRAS})
+    return members({**_openai(object_name), "choices": array_of(item)}, {"usage": usage, **EXTRAS, **WARNINGS})
 
 
 ANSWERS: dict[str, Schema] = {
@@ -78,6 +79,7 @@ ANSWERS: dict[str, Schema] = {
             "predicted_per_second": RATE,
         }
     ),
+    "Warning": members({"type": word("cpu_fallback"), "cause": TEXT, "count": COUNT}),
     "Usage": members(
         {
             "prompt_tokens": COUNT,
@@ -123,7 +125,7 @@ ANSWERS: dict[str, Schema] = {
             "usage": ref("Usage"),
             **EXTRAS,
         },
-        {"prompt_token_ids": array_of(COUNT), **PROMPT_LOGPROBS},
+        {"prompt_token_ids": array_of(COUNT), **PROMPT_LOGPROBS, **WARNINGS},
     ),
     "ChatCompletionChunk": _chunk("chat.completion.chunk", {"delta": OBJECT, "logprobs": CHAT_LOGPROBS}),
     "TextCompletion": members(
@@ -136,7 +138,8 @@ ANSWERS: dict[str, Schema] = {
             ),
             "usage": ref("Usage"),
             **EXTRAS,
-        }
+        },
+        WARNINGS,
     ),
     "TextCompletionChunk": _chunk("text_completion", {"text": TEXT, "logprobs": TEXT_LOGPROBS}),
     "Message": members(
@@ -150,7 +153,8 @@ ANSWERS: dict[str, Schema] = {
             "stop_sequence": MAYBE_TEXT,
             "usage": members({"input_tokens": COUNT, "output_tokens": COUNT, "cache_read_input_tokens": COUNT}),
             **EXTRAS,
-        }
+        },
+        WARNINGS,
     ),
     "MessageEvent": members({"type": words(MESSAGE_EVENTS)}),
     "InputTokens": members({"input_tokens": COUNT}),
@@ -166,7 +170,8 @@ ANSWERS: dict[str, Schema] = {
             "usage": members({"input_tokens": COUNT, "output_tokens": COUNT, "total_tokens": COUNT}),
             "stop_reason": CAUSES,
             **EXTRAS,
-        }
+        },
+        WARNINGS,
     ),
     "ResponseEvent": members({"type": {"type": "string", "pattern": "^response\\."}, "sequence_number": COUNT}),
     "Decisions": members(
@@ -206,7 +211,8 @@ ANSWERS: dict[str, Schema] = {
                     "total_tokens": COUNT,
                 }
             ),
-        }
+        },
+        WARNINGS,
     ),
     "Model": members(
         {
@@ -243,13 +249,20 @@ ANSWERS: dict[str, Schema] = {
             "version": TEXT,
             "uptime_seconds": NUMBER,
             "model": OBJECT,
+            "target": members({"kind": words(["cpu", "cuda"]), "device": TEXT}),
             "engine": OBJECT,
             "requests": OBJECT,
             "first_response": OBJECT,
             "admission": OBJECT,
             "bodies": OBJECT,
             "connections": OBJECT,
-            "cpu_fallback": OBJECT,
+            "cpu_fallback": members(
+                {
+                    "allowed": {"type": "boolean"},
+                    "total": COUNT,
+                    "events": array_of(members({"cause": TEXT, "count": COUNT})),
+                }
+            ),
         }
     ),
     "Health": members({"status": word("ok")}),

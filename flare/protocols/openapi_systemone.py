@@ -11,6 +11,7 @@ from flare.protocols.schemas import (
     OBJECT,
     SOME_TEXT,
     TEXT,
+    WARNINGS,
     Schema,
     any_of,
     array_of,
@@ -96,7 +97,8 @@ SCHEMAS: Mapping[str, Schema] = {
                 )
             ),
             "usage": members({"input_tokens": COUNT, "output_tokens": COUNT}),
-        }
+        },
+        WARNINGS,
     ),
     "SystemOneFaults": members(
         {

@@ -10,7 +10,7 @@ import msgspec
 
 from flare.conversation import Finished, ToolCall
 from flare.errors import RequestError
-from flare.protocols.encoding import context_object, timings_object
+from flare.protocols.encoding import ending_members
 from flare.protocols.endpoint import Outcome, Response
 from flare.protocols.logprob_encoding import entry_list
 from flare.protocols.responses_fields import ResponsesRequest, TextFields
@@ -80,8 +80,7 @@ def finished_object(response: Response, output: list[dict[str, Any]], end: Finis
         output=output,
         usage=_usage(end),
         stop_reason=end.cause,
-        flare_context=context_object([end], response.model),
-        timings=timings_object([end]),
+        **ending_members([end], response.model),
     )
 
 

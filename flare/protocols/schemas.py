@@ -23,6 +23,10 @@ def ref(name: str) -> Schema:
     return {"$ref": REF + name}
 
 
+WARNINGS = {"flare_warnings": {"type": "array", "items": ref("Warning")}}
+"""A member of answers where there is something to warn of."""
+
+
 def any_of(*schemas: Schema) -> Schema:
     return {"anyOf": list(schemas)}
 

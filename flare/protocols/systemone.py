@@ -11,7 +11,7 @@ from flare.decisions.distribution import Distribution, choice_confidence, score_
 from flare.decisions.questions import Inquiry, Question, Usage, as_text
 from flare.errors import RequestError
 from flare.protocols.decoding import decode_body
-from flare.protocols.encoding import error_object
+from flare.protocols.encoding import error_object, warnings_member
 from flare.protocols.endpoint import encode_json
 from flare.protocols.refusals import shown
 from flare.protocols.systemone_fields import check_body
@@ -62,7 +62,7 @@ class SystemOne:
             for (name, question), distribution in zip(asked.items(), distributions, strict=True)
         }
         used = {"input_tokens": usage.prompt, "output_tokens": usage.generated}
-        return encode_json({"model": model.id, "answers": answers, "usage": used})
+        return encode_json({"model": model.id, "answers": answers, "usage": used, **warnings_member(usage.fallbacks)})
 
     def error(self, error: RequestError) -> dict[str, Any]:
         """A fault of the schema has the protocol's own form, everything else that of Chat Completions."""

@@ -14,6 +14,7 @@ from flare.decisions.distribution import Distribution, read_distribution
 from flare.decisions.endpoint import DecisionEndpoint
 from flare.decisions.prompt import Compiler, Read
 from flare.decisions.questions import Inquiry, Usage
+from flare.fallbacks import Fallback
 from flare.logprobs import LogprobsWanted, TokenLogprobs
 from flare.service.errors import Refusal, failure
 from flare.service.exchange import Body, Incoming, bytes_reply
@@ -72,6 +73,7 @@ class Decider:
         nothing is done for a reader that has gone."""
         inquiry, distributions = asked.inquiry, []
         prompt = cached = generated = 0
+        fallbacks: tuple[Fallback, ...] = ()
         read: Read | None = asked.first
         while read is not None:
             distribution, end = await self._ask(read, inquiry.state_field, arrived_at)
@@ -79,8 +81,9 @@ class Decider:
             prompt += end.prompt_tokens
             cached += end.cached_tokens
             generated += end.completion_tokens
+            fallbacks += end.fallbacks
             read = await self._generator.workers.run(partial(next, asked.others, None))
-        usage = Usage(prompt, cached, generated)
+        usage = Usage(prompt, cached, generated, fallbacks)
         return endpoint.encode(inquiry, distributions, usage, self._generator.runtime.model)
 
     async def _ask(self, read: Read, field: str, arrived_at: float) -> tuple[Distribution, Finished]:

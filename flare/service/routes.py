@@ -195,7 +195,7 @@ class Service:
             connections=connections.used if connections else 0,
             connections_capacity=connections.capacity if connections else 0,
         )
-        return self.metrics.read(self.runtime.model, self.runtime.stats(), load)
+        return self.metrics.read(self.runtime.model, self.runtime.stats(), load, self.runtime.fallbacks)
 
     async def report(self, incoming: Incoming) -> Reply:
         body, media = reports.metrics(self.reading(), query=incoming.query, accept=incoming.accept)

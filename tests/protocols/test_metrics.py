@@ -183,7 +183,14 @@ def test_status_tells_the_state_and_no_content() -> None:
     assert value["requests"] == {"submitted": 36, "completed": 20, "cancelled": 9, "failed": 1}
     assert (value["engine"]["active"], value["engine"]["waiting"]) == (2, 3)
     assert value["admission"] == {"used": 6, "capacity": 1024}
-    assert value["cpu_fallback"] == {"total": 0, "events": []}
+    assert value["target"] == {"kind": "cpu", "device": "generic"}
+    assert value["cpu_fallback"] == {
+        "allowed": True,
+        "total": 43,
+        "events": [{"cause": "the first cause", "count": 41}, {"cause": "another", "count": 2}],
+    }
+    refused = status(make_reading(fallbacks=(), fallbacks_allowed=False), closing=False)["cpu_fallback"]
+    assert refused == {"allowed": False, "total": 0, "events": []}
     assert status(make_reading(), closing=True)["status"] == "stopping"
 
 

@@ -91,7 +91,9 @@ def test_log_probabilities_are_advertised_as_the_core_has_them(most: int) -> Non
 def test_every_specified_field_has_its_type() -> None:
     flare = model_card(MODEL)["flare"]
     assert {name: type(flare[name]) for name in SPECIFIED} == SPECIFIED
-    assert set(flare) - set(SPECIFIED) == {"max_tokens_cap", "sampling_policy"}
+    assert set(flare) - set(SPECIFIED) == {"max_tokens_cap", "sampling_policy", "target", "device"}
+    served = model_card(make_model(target="cuda", device="NVIDIA H200 (sm_90a)"))["flare"]
+    assert (served["target"], served["device"]) == ("cuda", "NVIDIA H200 (sm_90a)")
     assert set(flare["sampling_defaults"]) == {*NEUTRAL, "seed"}
     for bounds in flare["sampling_ranges"].values():
         assert set(bounds) == {"min", "max"} and bounds["min"] <= bounds["max"]

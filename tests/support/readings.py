@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from flare.engine import EngineStats
+from flare.fallbacks import Fallback
 from flare.metrics import FirstResponse, Load, Reading
 from tests.support.live_server import make_model
 
@@ -51,6 +52,7 @@ def make_reading(**changes: Any) -> Reading:
         "first_responses": 19,
         "first_response_seconds": 4.75,
         "first_response": FirstResponse(0.25, 18, 60, 4096, False),
+        "fallbacks": (Fallback("the first cause", 41), Fallback("another", 2)),
         "http": {("/v1/chat/completions", 200): 20, ("/v1/chat/completions", 429): 1, ("other", 404): 11},
     }
     return Reading(**(values | changes))

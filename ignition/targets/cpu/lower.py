@@ -2,7 +2,8 @@
 
 Several ops become one call wherever one kernel does their work in one pass over memory: linear + bias + head norm + rope +
 store (`Heads`), both halves of a gated MLP (`GateUp`), linear + residual (`Linear`), row selection + norm (`Norm`). An op
-that matches no such pattern has a kernel of its own, so any graph of the op set can be lowered.
+that matches no such pattern has a kernel of its own. One without a kernel becomes a call that flare interprets; the matrices
+that it reads are stored plain, and what else reads them is interpreted too. So any graph of the op set can be lowered.
 
 Storage of activations is decided here and nowhere else: a linear layer with q8 or q4 weights reads int8 activations, so a
 value whose consumers all want them is produced quantised; where only some do, a `Quantize` call is added.
@@ -11,15 +12,23 @@ value whose consumers all want them is produced quantised; where only some do, a
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
+from flare.core.graph import INTERPRETED, Op, Tensor
 from flare.core.manifest import Limits
 from flare.errors import InputError
-from ignition.graph import Graph, Node, Value
-from ignition.lowered import GROUP, Buffer, Call, Lowered, Operand, PageRange, Weight
+from ignition.graph import Graph, Node
+from ignition.lowered import GROUP, Buffer, Call, Lowered, Operand, Weight, lay_out_kv
+from ignition.patterns import Patterns, matrices_of
 
 QUANTISED = ("q8", "q4")
 TAGS = {"f32": "F32", "f16": "F16", "bf16": "BF16", "q8": "Q8", "q4": "Q4"}
+
+
+KERNELS = frozenset(
+    ("embed", "rope_angles", "rms_norm", "linear", "rope", "kv_write", "attention", "silu_mul", "add", "take_rows")
+)
+"""The ops that have kernels."""
 
 
 def f32_literal(value: float) -> str:
@@ -30,33 +39,38 @@ def f32_literal(value: float) -> str:
     return f"{whole}.{fraction}p{exponent}f" if fraction else f"{whole}p{exponent}f"
 
 
-def lower(graph: Graph, formats: Mapping[str, str], kv_format: str, limits: Limits) -> Lowered:
-    """Lowers a captured graph. `formats` maps each matrix's name to f32, f16, bf16, q8 or q4.
+def lower(
+    graph: Graph,
+    formats: Mapping[str, str],
+    kv_format: str,
+    limits: Limits,
+    kernels: Collection[str] | None = None,
+) -> Lowered:
+    """Lowers a captured graph. `formats` maps each matrix's name to f32, f16, bf16, q8 or q4; others are plain. `kernels` are
+    the ops that have kernels, KERNELS unless told otherwise.
 
-    Raises InputError naming the op or weight that has no kernel.
+    Raises InputError naming the weight that no kernel takes.
     """
-    return _Lowering(graph, formats, kv_format, limits).run()
+    return _Lowering(graph, formats, kv_format, limits, KERNELS if kernels is None else kernels).run()
 
 
 class _Lowering:
-    def __init__(self, graph: Graph, formats: Mapping[str, str], kv_format: str, limits: Limits) -> None:
+    def __init__(
+        self, graph: Graph, formats: Mapping[str, str], kv_format: str, limits: Limits, kernels: Collection[str]
+    ) -> None:
         self.graph = graph
         self.formats = formats
         self.limits = limits
         self.kv_tag = TAGS[kv_format]
-        self.kv_bytes = 4 if kv_format == "f32" else 2
         self.result = Lowered()
-        self.producers: dict[int, Node] = {}
-        self.uses: dict[int, list[Node]] = {}
-        for node in graph.nodes:
-            for output in node.outputs:
-                self.producers[graph.root(output).id] = node
-            for root in {graph.root(i).id for i in node.inputs if i is not None}:
-                self.uses.setdefault(root, []).append(node)
-        self.output_roots = {graph.root(i).id for i in graph.outputs}
+        self.patterns = Patterns(graph)
+        self.interpreted = {id(node) for node in graph.nodes if not self._has_kernel(node, kernels)}
+        self.patterns.apart = self.interpreted
         self.absorbed: set[int] = set()  # id() of nodes that another node's call performs
         self.made: dict[tuple[int, str], Buffer] = {}  # (root value, storage) -> buffer
-        self.kv_ranges = self._lay_out_kv()
+        self.kv_ranges, self.result.kv_page_bytes = lay_out_kv(
+            graph, limits.page_tokens, 4 if kv_format == "f32" else 2
+        )
 
     def run(self) -> Lowered:
         handlers = {
@@ -75,85 +89,62 @@ class _Lowering:
         for node in self.graph.nodes:
             if id(node) in self.absorbed:
                 continue
-            if node.op not in handlers:
-                raise InputError(
-                    f"op {node.op}: the cpu target has no kernel for it; it has {', '.join(sorted(handlers))}"
-                )
-            handlers[node.op](node)
+            if id(node) in self.interpreted:
+                self._interpret(node)
+            else:
+                handlers[node.op](node)
         return self.result
+
+    def _has_kernel(self, node: Node, kernels: Collection[str]) -> bool:
+        """Whether a kernel computes a node: one of its op, for matrices that are packed."""
+        if node.op not in kernels:
+            return False
+        if node.op == "rms_norm" and self.graph.values[node.inputs[0]].shape[0] == "R":
+            # The kernel selects the rows itself, out of all tokens'.
+            root = self.graph.root(node.inputs[0]).id
+            maker = self.patterns.producers.get(root)
+            alone = self.patterns.uses[root] == [node] and root not in self.patterns.output_roots
+            return alone and maker is not None and maker.op == "take_rows" and "take_rows" in kernels
+        return all(self.formats.get(name) in TAGS for name in matrices_of(self.graph, node))
 
     # -- what can be fused -------------------------------------------------------------------------------------------
 
     def _absorb(self) -> None:
         """Marks the nodes whose work a later node's call performs, so that they make no call of their own."""
         for node in self.graph.nodes:
+            if id(node) in self.interpreted:
+                continue
             if node.op == "kv_write":
-                k_chain, v_chain = self._heads_chain(node.inputs[1]), self._heads_chain(node.inputs[2])
+                k_chain, v_chain = self.patterns.heads(node.inputs[1]), self.patterns.heads(node.inputs[2])
                 if k_chain and v_chain:
                     self.absorbed.update(map(id, k_chain + v_chain))
             elif node.op == "attention":
-                self.absorbed.update(map(id, self._heads_chain(node.inputs[0]) or ()))
+                self.absorbed.update(map(id, self.patterns.heads(node.inputs[0]) or ()))
             elif node.op == "silu_mul":
                 self.absorbed.update(map(id, self._gate_up(node) or ()))
             elif node.op == "add":
-                if (linear := self._residual_linear(node)) is not None:
+                if (linear := self.patterns.residual_linear(node)) is not None:
                     self.absorbed.add(id(linear))
-            elif node.op == "rms_norm" and (rows := self._row_selection(node)) is not None:
+            elif node.op == "rms_norm" and (rows := self.patterns.row_selection(node)) is not None:
                 self.absorbed.add(id(rows))
 
-    def _only_use(self, value: int | None, node: Node) -> Node | None:
-        """The node that makes `value`, if `node` is its only consumer and it is not an output; else None."""
-        root = self.graph.root(value).id
-        if root in self.output_roots or self.uses.get(root, []) != [node]:
-            return None
-        return self.producers.get(root)
-
-    def _heads_chain(self, value: int | None) -> list[Node] | None:
-        """[linear, head norm?, rope?] that make one projection's heads, each used once; None if they do not."""
-        consumers = self.uses[self.graph.root(value).id]
-        chain: list[Node] = []
-        node = self._only_use(value, consumers[0]) if len(consumers) == 1 else None
-        if node is not None and node.op == "rope":
-            chain.insert(0, node)
-            node = self._only_use(node.inputs[0], node)
-        if node is not None and node.op == "rms_norm" and len(self.graph.values[node.inputs[0]].shape) == 3:
-            chain.insert(0, node)
-            node = self._only_use(node.inputs[0], node)
-        if node is None or node.op != "linear":
-            return None
-        return [node, *chain]
-
     def _gate_up(self, node: Node) -> tuple[Node, Node] | None:
-        gate, up = (self._only_use(value, node) for value in node.inputs)
-        if gate is None or up is None or gate is up or {gate.op, up.op} != {"linear"}:
+        pair = self.patterns.gate_up(node)
+        if pair is None or any(linear.inputs[2] is not None for linear in pair):
             return None
-        same_input = self.graph.root(gate.inputs[0]) is self.graph.root(up.inputs[0])
-        same_storage = self._wants(gate) == self._wants(up)
-        no_bias = gate.inputs[2] is None and up.inputs[2] is None
-        return (gate, up) if same_input and same_storage and no_bias else None
-
-    def _residual_linear(self, node: Node) -> Node | None:
-        for value in (node.inputs[1], node.inputs[0]):
-            made_by = self._only_use(value, node)
-            if made_by is not None and made_by.op == "linear":
-                return made_by
-        return None
-
-    def _row_selection(self, node: Node) -> Node | None:
-        made_by = self._only_use(node.inputs[0], node)
-        return made_by if made_by is not None and made_by.op == "take_rows" else None
+        return pair if self._wants(pair[0]) == self._wants(pair[1]) else None
 
     # -- buffers -----------------------------------------------------------------------------------------------------
 
     def _wants(self, linear: Node) -> str:
         """The activation storage that a linear node reads."""
-        return "quant" if self.formats[self._weight_name(linear.inputs[1])] in QUANTISED else "float"
+        return "quant" if self.formats.get(self._weight_name(linear.inputs[1])) in QUANTISED else "float"
 
     def _storage(self, value: int) -> str:
         """Storage to produce `value` in: quantised if every consumer reads it so and groups fit, else float."""
         root = self.graph.root(value)
-        wants = {self._wants(use) if use.op == "linear" else "float" for use in self.uses.get(root.id, [])}
-        return "quant" if wants == {"quant"} and root.id not in self.output_roots else "float"
+        wants = {self._wants(use) if use.op == "linear" else "float" for use in self.patterns.uses.get(root.id, [])}
+        return "quant" if wants == {"quant"} and root.id not in self.patterns.output_roots else "float"
 
     def _make(self, value: int, storage: str = "float") -> Buffer:
         """A new buffer for a value of shape [count, ...]; trailing dimensions are one row."""
@@ -161,7 +152,9 @@ class _Lowering:
         width = 1
         for dim in root.shape[1:]:
             width *= int(dim)
-        buffer = Buffer(len(self.result.buffers), str(root.shape[0]), width, storage, root.id in self.output_roots)
+        buffer = Buffer(
+            len(self.result.buffers), str(root.shape[0]), width, storage, root.id in self.patterns.output_roots
+        )
         self.result.buffers.append(buffer)
         self.made[root.id, storage] = buffer
         return buffer
@@ -193,11 +186,12 @@ class _Lowering:
         reads: list[Buffer | str],
         writes: list[Buffer | str],
         in_place: tuple[int, int] | None = None,
+        op: Op | None = None,
     ) -> None:
         def names(items: list[Buffer | str]) -> frozenset[str]:
             return frozenset(item if isinstance(item, str) else f"%{item.id}" for item in items)
 
-        self.result.calls.append(Call(kernel, label, operands, names(reads), names(writes), in_place))
+        self.result.calls.append(Call(kernel, label, operands, names(reads), names(writes), in_place, op))
 
     def _weight_name(self, value: int | None) -> str:
         root = self.graph.root(value)
@@ -214,20 +208,43 @@ class _Lowering:
         rows, columns = (int(dim) for dim in self.graph.root(value).shape)
         return Weight(name), TAGS[self.formats[name]], rows, columns
 
-    # -- the kv pages ------------------------------------------------------------------------------------------------
+    # -- what has no kernel ------------------------------------------------------------------------------------------
 
-    def _lay_out_kv(self) -> dict[str, tuple[PageRange, PageRange]]:
-        """Places every layer's K and V inside a page, in the order of the states, 64-byte aligned."""
-        ranges: dict[str, tuple[PageRange, PageRange]] = {}
-        offset = 0
-        for state in self.graph.of_kind("state"):
-            heads, width = int(state.shape[2]), int(state.shape[4])
-            size = heads * self.limits.page_tokens * width * self.kv_bytes
-            padded = -(-size // 64) * 64
-            ranges[state.name] = (PageRange(offset, size), PageRange(offset + padded, size))
-            offset += 2 * padded
-        self.result.kv_page_bytes = offset
-        return ranges
+    def _interpret(self, node: Node) -> None:
+        """A call that has the op itself, over plain f32 buffers and weights."""
+        operands: list[Operand] = []
+        reads: list[Buffer | str] = []
+        writes: list[Buffer | str] = []
+
+        def tensor(value: int | None) -> Tensor | None:
+            if value is None:
+                operands.append(None)
+                return None
+            root, shape = self.graph.root(value), list(self.graph.values[value].shape)
+            if root.kind == "input":
+                return Tensor(shape=shape, input=root.name)
+            if root.kind == "state":
+                operands.extend(self.kv_ranges[root.name])
+                shape[3] = self.limits.page_tokens
+                (writes if value in node.mutates else reads).extend([root.name + ".k", root.name + ".v"])
+            elif root.kind == "weight":
+                operands.append(Weight(root.name))
+            else:
+                buffer = self._get(value)
+                operands.append(buffer)
+                reads.append(buffer)
+            return Tensor(shape=shape)
+
+        inputs = [tensor(value) for value in node.inputs]
+        outputs = []
+        for value in node.outputs:
+            buffer = self._make(value)
+            operands.append(buffer)
+            writes.append(buffer)
+            outputs.append(Tensor(shape=list(self.graph.values[value].shape)))
+        op = Op(name=node.op, attrs=dict(node.attrs), inputs=inputs, outputs=outputs)
+        label = next((operand.name for operand in operands if isinstance(operand, Weight)), node.op)
+        self._call(INTERPRETED, label, tuple(operands), reads=reads, writes=writes, op=op)
 
     # -- one handler an op -------------------------------------------------------------------------------------------
 
@@ -250,9 +267,7 @@ class _Lowering:
             kernel = f"HeadNorm<{shape[1]}, {shape[2]}, {eps}>"
             self._call(kernel, weight.name, (source, weight, out), reads=[source], writes=[out])
             return
-        rows = self._row_selection(node)
-        if rows is None and shape[0] != "T":
-            raise InputError(f"{weight.name}: a norm over selected rows must follow take_rows directly")
+        rows = self.patterns.row_selection(node)
         source = self._get(rows.inputs[0] if rows else node.inputs[0])
         storage = self._storage(node.outputs[0])
         out = self._make(node.outputs[0], storage)
@@ -263,7 +278,7 @@ class _Lowering:
         self._linear_call(node, node.outputs[0], residual=None)
 
     def _add(self, node: Node) -> None:
-        linear = self._residual_linear(node)
+        linear = self.patterns.residual_linear(node)
         if linear is not None:
             made = self.graph.root(linear.outputs[0]).id
             other = next(value for value in node.inputs if self.graph.root(value).id != made)
@@ -313,7 +328,7 @@ class _Lowering:
         state = self.graph.root(node.inputs[0])
         heads, width = int(state.shape[2]), int(state.shape[4])
         k_range, v_range = self.kv_ranges[state.name]
-        k_chain, v_chain = self._heads_chain(node.inputs[1]), self._heads_chain(node.inputs[2])
+        k_chain, v_chain = self.patterns.heads(node.inputs[1]), self.patterns.heads(node.inputs[2])
         if k_chain and v_chain:
             self._heads_call(k_chain, heads, width, "Key", k_range, state.name + ".k")
             self._heads_call(v_chain, heads, width, "Value", v_range, state.name + ".v")
@@ -327,7 +342,7 @@ class _Lowering:
         state = self.graph.root(node.inputs[1])
         q_shape = self.graph.values[node.inputs[0]].shape
         heads, width, kv_heads = int(q_shape[1]), int(q_shape[2]), int(state.shape[2])
-        chain = self._heads_chain(node.inputs[0])
+        chain = self.patterns.heads(node.inputs[0])
         if chain:
             # the query's own buffer: the chain's last value
             query = self._make(node.inputs[0])
@@ -382,13 +397,3 @@ def _out(storage: str) -> str:
 
 def _flag(value: bool) -> str:
     return "true" if value else "false"
-
-
-def matrix_names(graph: Graph) -> dict[str, Value]:
-    """The weights that are matrices (used by embed or linear), by name, in the graph's order; the rest are f32 vectors."""
-    names: dict[str, Value] = {}
-    for node in graph.nodes:
-        if node.op in ("embed", "linear"):
-            root = graph.root(node.inputs[0 if node.op == "embed" else 1])
-            names.setdefault(root.name, root)
-    return names

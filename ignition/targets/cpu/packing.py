@@ -14,10 +14,11 @@ Four consecutive inputs of 16 rows are one 64-byte vector: what one VNNI instruc
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from flare.errors import InputError
 from ignition.checkpoint.tensors import LazyTensor
 from ignition.quantize import GROUP, Q4, Q8, Weights, convert
 
@@ -38,6 +39,18 @@ def block_bytes(format: str, columns: int) -> int:
 def packed_bytes(format: str, rows: int, columns: int) -> int:
     """Bytes of a packed matrix [rows, columns]."""
     return -(-rows // BLOCK) * block_bytes(format, columns)
+
+
+def pack_tensors(tensors: Sequence[LazyTensor], format: str) -> Iterator[np.ndarray]:
+    """Matrices joined along their rows, converted and packed: uint8 pieces. Raises InputError for joined q8 and q4."""
+    if len(tensors) == 1:
+        yield from pack_tensor(tensors[0], format)
+        return
+    if format not in _FLOATS:
+        raise InputError(
+            f"tensor {tensors[0].name}: joined tensors cannot be stored as {format}; use --weights bf16 or f32"
+        )
+    yield pack(np.concatenate([convert(tensor, format) for tensor in tensors]), format)
 
 
 def pack_tensor(tensor: LazyTensor, format: str) -> Iterator[np.ndarray]:

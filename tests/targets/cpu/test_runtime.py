@@ -80,8 +80,20 @@ def put_optional(**fields: int) -> Callable[[Any, Any, Any], None]:
 
 HUGE = 2**64 - 64
 
+
+def interpreted(name: str, value: Any) -> Callable[[Any, Any, Any], None]:
+    """Makes the first node one that is interpreted, and changes it."""
+
+    def change(a: Any, nodes: Any, args: Any) -> None:
+        a.interpret = native.Interpret(lambda node, arguments, kv: None)
+        nodes[0].kernel = b"interpret"
+        setattr(nodes[0], name, value)
+
+    return change
+
+
 REFUSED = [
-    (put("struct_size", 96), "arguments of 96 bytes, the library takes 104"),
+    (put("struct_size", 96), "arguments of 96 bytes, the library takes 112"),
     (put("vocabulary", 0), "vocabulary 0"),
     (put("max_context", -1), "max_context -1"),
     (put("slots", 0), "slots 0"),
@@ -108,6 +120,9 @@ REFUSED = [
     (put_node(0, "kernel", b"Recall<17>"), "node 0: the library has no kernel Recall<17>"),
     (put_node(0, "kernel", b"K" * 100_000), "node 0: the library has no kernel K"),
     (put_node(1, "kernel", None), "node 1: its kernel's name is null"),
+    (put_node(0, "kernel", b"interpret"), "node 0: the library has no kernel interpret"),
+    (interpreted("nargs", -1), "node 0 (interpret): -1 arguments, the kernel takes 0"),
+    (interpreted("args", None), "node 0 (interpret): 0 arguments, the kernel takes 2"),
     (put_node(0, "nargs", 1), "node 0 (Recall<16>): 1 arguments, the kernel takes 2"),
     (put_node(0, "nargs", -1), "node 0 (Recall<16>): -1 arguments"),
     (put_node(1, "args", None), "node 1 (Tokens): 0 arguments"),
@@ -240,7 +255,7 @@ def test_library_info_is_one_line_of_json() -> None:
     text = library.flare_library_info()
     assert b"\n" not in text
     info = json.loads(text)
-    assert info["abi"] == library.flare_abi_version() == 3
+    assert info["abi"] == library.flare_abi_version() == 4
     assert info["isa"] == fake_library().stem
     assert {"Tokens", "Recall<16>", "Logits<49152>"} <= set(info["kernels"])
 

@@ -17,6 +17,16 @@
 
 namespace flare {
 
+// Stands for the kernel of a node that the caller computes, as one unit. What it does with its arguments is checked there.
+inline constexpr Kernel kInterpreted{"interpret",
+                                     0,
+                                     0,
+                                     0,
+                                     0,
+                                     [](const Step&) -> int64_t { return 1; },
+                                     nullptr,
+                                     [](int32_t, const Capacity&) { return unused(); }};
+
 class Core {
  public:
   static void* operator new(size_t bytes) noexcept { return aligned_alloc(alignof(Core), bytes); }
@@ -149,10 +159,18 @@ class Core {
       if (!node.kernel) return fail("node %d: its kernel's name is null", n);
       const Kernel* kernel = kernels;
       while (kernel != kernels + kernel_count && strcmp(kernel->name, node.kernel) != 0) ++kernel;
-      if (kernel == kernels + kernel_count) return fail("node %d: the library has no kernel %.200s", n, node.kernel);
-      if (node.nargs != kernel->args || (node.nargs && !node.args))
+      int32_t takes;  // arguments
+      if (kernel != kernels + kernel_count) {
+        takes = kernel->args;
+      } else if (limits_.interpret && strcmp(node.kernel, kInterpreted.name) == 0) {
+        kernel = &kInterpreted;
+        takes = node.nargs < 0 ? 0 : node.nargs;
+      } else {
+        return fail("node %d: the library has no kernel %.200s", n, node.kernel);
+      }
+      if (node.nargs != takes || (node.nargs && !node.args))
         return fail("node %d (%s): %d arguments, the kernel takes %d", n, kernel->name, node.args ? node.nargs : 0,
-                    kernel->args);
+                    takes);
       if (node.phase < 0 || (n && node.phase < nodes[n - 1].phase))
         return fail("node %d (%s): phase %d: phases may not decrease", n, kernel->name, node.phase);
       if (n == 0 || node.phase != nodes[n - 1].phase) first_node_[phases_++] = n;
@@ -284,7 +302,10 @@ class Core {
       const int64_t from = begin > first ? begin - first : 0;
       const int64_t to = end - first < core.units_[n] ? end - first : core.units_[n];
       const Node& node = core.nodes_[n];
-      if (from < to) node.kernel->run(core.step_, core.args_.data() + node.first_arg, scratch, from, to);
+      const Arg* args = core.args_.data() + node.first_arg;
+      if (from >= to) continue;
+      if (node.kernel->run) node.kernel->run(core.step_, args, scratch, from, to);
+      else core.limits_.interpret(n, args, core.step_.kv);
     }
   }
 

@@ -63,7 +63,7 @@ struct flare_arg {
 };
 
 struct flare_node {
-  const char* kernel;  // a name of the library's table
+  const char* kernel;  // a name of the library's table, or "interpret"
   const flare_arg* args;
   int32_t nargs;
   int32_t phase;  // nondecreasing from node to node; nodes of one phase are independent
@@ -89,6 +89,9 @@ struct flare_open_args {
   uint64_t weights_bytes;
   const void* weights;      // 64-byte aligned; the caller's until flare_close, unless huge_pages is 1
   const flare_node* nodes;  // read during flare_open only, like the names and arguments that they point to
+  // Computes the node of that number, whose kernel is "interpret", for the whole step. `args` are its bound arguments
+  // (kernel.h), `kv` is the kv segment. Called on any thread of the core. Null where there is no such node.
+  void (*interpret)(int32_t node, const void* args, void* kv);
 };
 
 struct flare_step_args {
@@ -127,7 +130,7 @@ struct flare_score_args {
 
 namespace flare {
 
-constexpr uint32_t kAbiVersion = 3;
+constexpr uint32_t kAbiVersion = 4;
 
 // Result codes of the C functions. Unavailable: the system gave too little memory or too few threads.
 enum { kGood = 0, kRefused = 1, kRowsFailed = 2, kUnavailable = 3 };

@@ -72,8 +72,8 @@ constexpr void write_info(const char* isa, const Kernel* kernels, size_t count, 
     for (; *s; ++s) put(*s == '"' || *s == '\\' || *s < ' ' ? '?' : *s);  // names are plain identifiers
     put('"');
   };
-  write("{\"abi\":3,\"isa\":");
-  static_assert(kAbiVersion == 3);
+  write("{\"abi\":4,\"isa\":");
+  static_assert(kAbiVersion == 4);
   quote(isa);
   write(",\"kernels\":[");
   for (size_t i = 0; i < count; ++i) {

@@ -1,0 +1,35 @@
+"""A lowered step of the cuda target, before its memory has addresses and its buckets have sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ignition.targets.cuda.launch import Launch
+from ignition.targets.cuda.operands import Buffer
+
+Launches = Callable[[int, int], list[Launch]]
+"""Makes the launches for a bucket of so many tokens and rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Launches that follow each other, and what they read and write together, as `ignition.plan.Work` has it."""
+
+    label: str
+    launches: Launches
+    reads: frozenset[str]
+    writes: frozenset[str]
+    in_place: tuple[int, int] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Lowered:
+    """Works in order, their buffers by id, bytes of one kv page, and the packed weights: which of the recipe's weights each one
+    joins, in the order of their first use. tables: packed weights of which a step reads a row for each token."""
+
+    works: list[Work]
+    buffers: list[Buffer]
+    kv_page_bytes: int
+    weights: dict[str, tuple[str, ...]]
+    tables: set[str]

@@ -1,0 +1,96 @@
+"""The cuda part of an export without a compiler: graphs and weights, with cubins that nobody can run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from flare.core.cuda_graph import CudaGraphs, decode_cuda_graphs
+from flare.core.manifest import Architecture, CudaTarget, Limits
+from ignition.capture import capture
+from ignition.checkpoint import open_checkpoint
+from ignition.patterns import matrix_names
+from ignition.progress import Progress
+from ignition.reference import ReferenceModel
+from ignition.targets.cuda.compile import KERNELS, Compiled, job
+from ignition.targets.cuda.compile_worker import Cubin
+from ignition.targets.cuda.export import CudaExport
+from ignition.targets.cuda.graphs import all_launches
+from ignition.weights import choose_storage
+from recipes import dense
+from tests.support.cuda_segments import Segments
+
+LIMITS = Limits(max_context=64, slots=3, page_tokens=16, max_step_tokens=16, max_rows=3)
+
+
+@dataclass
+class Collected:
+    """What an export wrote, by file."""
+
+    files: dict[str, bytes] = field(default_factory=dict)
+
+    def add(self, name: str, data: bytes) -> None:
+        assert name not in self.files
+        self.files[name] = data
+
+    def add_weights(self, name: str, header: bytes, tensors: Iterable[Callable[[], bytes]]) -> None:
+        padded = [data + bytes(-len(data) % 64) for data in (make() for make in tensors)]
+        self.add(name, header + b"".join(padded))
+
+
+@dataclass(frozen=True)
+class Exported:
+    """An export for cuda: its parts, and the reference model over the same stored weights."""
+
+    export: CudaExport
+    target: CudaTarget
+    files: dict[str, bytes]
+    reference: ReferenceModel
+
+    def graphs(self, architecture: Architecture = "sm_90a") -> CudaGraphs:
+        name = self.target.architectures[architecture]
+        return decode_cuda_graphs(self.files[name], name)
+
+    def segments(self, pages: int, architecture: Architecture = "sm_90a") -> Segments:
+        sizes = self.target.segments
+        weights = self.files[self.target.weights.file][sizes.weights_offset :]
+        assert len(weights) == sizes.weights_bytes
+        by_name = {
+            "arena": sizes.arena_bytes,
+            "io": sizes.io_bytes,
+            "host": sizes.host_bytes,
+            "kv": sizes.kv_page_bytes,
+        }
+        return Segments(self.graphs(architecture), by_name, pages, weights)
+
+
+def uncompiled(export: CudaExport) -> Compiled:
+    """A cubin for every kernel, of bytes that tell kernels apart."""
+    cubins: dict[str, dict[bytes, Cubin]] = {}
+    for name, lowered in export.lowered.items():
+        for launch in all_launches(lowered, export.limits, export.vocabulary):
+            key = job(launch, name).key()
+            cubins.setdefault(name, {})[key] = Cubin(key, launch.kernel, 32 * launch.warps, 0, {"triton": "none"}, 0.0)
+    return Compiled(KERNELS, cubins)
+
+
+def export_cuda(
+    checkpoint: Path,
+    weights: str = "auto",
+    architectures: tuple[Architecture, ...] = ("sm_90a",),
+    limits: Limits = LIMITS,
+) -> Exported:
+    """The cuda part of an export of a tiny checkpoint."""
+    opened = open_checkpoint(str(checkpoint))
+    model = dense.configure(opened.config)
+    graph = capture(dense.RECIPE, model)
+    storage, _ = choose_storage(dense.weights(model), matrix_names(graph), opened, weights)
+    export = CudaExport(graph, storage, limits, model.vocabulary, architectures)
+    export.compiled = uncompiled(export)
+    written = Collected()
+    target = export.pack(weights, written, Progress())
+    tensors: dict[str, Any] = {n: stored.values() for n, stored in storage.items() if stored.spec.value is None}
+    reference = ReferenceModel(dense.RECIPE, model, tensors, pages=12, page_tokens=limits.page_tokens)
+    return Exported(export, target, written.files, reference)

@@ -1,0 +1,152 @@
+"""Cubins: what gets into them, what people read when a kernel does not compile, and what an interrupt leaves behind."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import struct
+import subprocess
+import sys
+import time
+from pathlib import Path
+from shutil import copytree
+
+import pytest
+
+from flare.errors import InputError
+from ignition.targets.cuda.compile import Compiled, compile_launches
+from ignition.targets.cuda.launch import Launch, Pointer
+
+PACKAGE = "tests.targets.cuda.sample_kernels"
+
+
+def pointer(element: str) -> Pointer:
+    return Pointer(element, "anything")
+
+
+def add(count: int = 5, y: bool = True, **constants: object) -> Launch:
+    args = {
+        "x": pointer("f32"),
+        "y": pointer("f32") if y else None,
+        "out": pointer("f32"),
+        "count": count,
+        "scale": 0.5,
+    }
+    return Launch("arithmetic.add", args, {"BLOCK": 128} | constants, (count, 1, 1), "sum", warps=2)
+
+
+def product() -> Launch:
+    args = {"x": pointer("bf16"), "w": pointer("bf16"), "out": pointer("f32")}
+    return Launch("arithmetic.product", args, {"K": 128, "BLOCK": 32}, (1, 1, 1), "product", stages=3)
+
+
+def refused(kernel: str, args: dict[str, object], **constants: int) -> Launch:
+    return Launch(kernel, args, constants, (1, 1, 1), "label")
+
+
+def data(compiled: Compiled) -> list[bytes]:
+    return sorted(cubin.data for cubins in compiled.cubins.values() for cubin in cubins.values())
+
+
+def compile_two(**settings: object) -> Compiled:
+    return compile_launches({"sm_80": [add()], "sm_90a": [add(), product()]}, package=PACKAGE, **settings)
+
+
+@pytest.fixture(scope="module")
+def compiled() -> Compiled:
+    return compile_two()
+
+
+def test_a_cubin_is_for_its_architecture_and_says_how_it_is_launched(compiled: Compiled) -> None:
+    small, large = compiled.cubin(add(), "sm_90a"), compiled.cubin(product(), "sm_90a")
+    assert (small.symbol, small.threads, small.shared) == ("add", 64, 0)
+    assert (large.symbol, large.threads) == ("product", 128) and large.shared >= 2 * 32 * 32 * 2
+    # <elf.h> and NVIDIA's cubins: machine 190; e_flags: architecture in the low byte, bit 11 the "a" variant
+    for cubin, flags in ((small, 90 | 1 << 11), (compiled.cubin(add(), "sm_80"), 80)):
+        assert cubin.data[:4] == b"\x7fELF" and struct.unpack_from("<H", cubin.data, 18) == (190,)
+        assert struct.unpack_from("<I", cubin.data, 48)[0] & (0xFF | 1 << 11) == flags
+        assert cubin.data[7] == 51  # the ELF ABI that drivers of CUDA 12 know
+    assert set(compiled.versions()) == {"triton", "ptxas"}
+    assert compiled.versions()["ptxas"].startswith("12.")
+
+
+def test_launches_that_differ_in_grid_numbers_and_memory_share_a_cubin() -> None:
+    told: list[tuple[int, int, str]] = []
+    launches = [add(5), add(7), add(7, y=False)]
+    found = compile_launches({"sm_80": launches}, lambda *news: told.append(news), package=PACKAGE)
+    assert found.cubin(add(5), "sm_80") is found.cubin(add(7), "sm_80")
+    assert found.cubin(add(7, y=False), "sm_80").data != found.cubin(add(7), "sm_80").data
+    assert told == [(0, 2, ""), (1, 2, "arithmetic.add"), (2, 2, "arithmetic.add")]
+    with pytest.raises(KeyError):
+        found.cubin(add(5, BLOCK=256), "sm_80")
+
+
+def test_nothing_to_compile_starts_nothing() -> None:
+    assert compile_launches({"sm_80": []}).versions() == {}
+
+
+def test_bytes_do_not_depend_on_the_folder_the_environment_or_the_number_of_processes(
+    compiled: Compiled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copytree(Path(__file__).parent / "sample_kernels", tmp_path / "elsewhere" / "copied_kernels")
+    monkeypatch.syspath_prepend(tmp_path / "elsewhere")
+    monkeypatch.setenv("TRITON_DISABLE_LINE_INFO", "0")
+    monkeypatch.setenv("DISABLE_PTXAS_OPT", "1")
+    launches = {"sm_90a": [product(), add()], "sm_80": [add()]}
+    other = compile_launches(launches, package="copied_kernels", workers=1)
+    assert data(other) == data(compiled)
+
+
+@pytest.mark.parametrize(
+    ("launch", "said"),
+    [
+        (refused("refused.wrong_types", {"x": pointer("f32"), "out": pointer("f32")}), "no_such_method"),
+        (refused("refused.wrong_assembly", {"out": pointer("i32")}), "nonsense"),
+        (refused("refused.scratch", {"out": pointer("f32")}, K=64), "scratch memory"),
+        (refused("refused.wrong_types", {"x": pointer("f32"), "y": 3}), "the launch differ in out, y"),
+        (refused("refused.none_such", {}), "none_such"),
+        (refused("ends.kernel", {}), "the compiler ended (signal 9: the last words)"),
+    ],
+)
+def test_a_kernel_that_does_not_compile_is_named_with_the_last_line(launch: Launch, said: str) -> None:
+    with pytest.raises(InputError, match=launch.kernel) as caught:
+        compile_launches({"sm_90a": [launch]}, package=PACKAGE)
+    assert said in str(caught.value) and "\n" not in str(caught.value)
+    assert str(caught.value).startswith(f"compiling {launch.kernel} for sm_90a: ")
+
+
+def test_a_kernel_that_takes_too_long_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with pytest.raises(InputError, match=r"compiling waits.kernel for sm_80: not done after 1 s"):
+        compile_launches({"sm_80": [refused("waits.kernel", {})]}, package=PACKAGE, timeout=1.0)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_an_ended_export_leaves_no_process_and_no_folder(number: signal.Signals, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "tmp").mkdir()
+    code = (
+        "from ignition.targets.cuda.compile import compile_launches\n"
+        "from ignition.targets.cuda.launch import Launch\n"
+        "launches = [Launch('waits.kernel', {}, {'N': n}, (1, 1, 1), '') for n in range(2)]\n"
+        f"compile_launches({{'sm_80': launches}}, package={PACKAGE!r}, workers=2)\n"
+    )
+    environment = os.environ | {
+        "HOME": str(tmp_path),
+        "TMPDIR": str(tmp_path / "tmp"),
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
+    with subprocess.Popen([sys.executable, "-c", code], env=environment, stderr=subprocess.DEVNULL) as export:
+        while len(started := list(tmp_path.glob("*.started"))) < 2 or not all(path.read_text() for path in started):
+            assert export.poll() is None
+        handles = [os.pidfd_open(int(number)) for path in started for number in (path.stem, path.read_text())]
+        export.send_signal(number)
+    deadline = time.monotonic() + 60.0
+    # Kernels before Linux 6.16 tell the end of a process too early where a thread of it became another program.
+    while any((tmp_path / "tmp").iterdir()):
+        assert time.monotonic() < deadline, "a folder is still there"
+    for handle in handles:
+        assert select.select([handle], [], [], 60.0)[0], "a process is still there"
+        os.close(handle)

@@ -1,0 +1,196 @@
+"""Cores with a cuda target: exported on a machine without a device, accepted by validate, and the same bytes every time."""
+
+from __future__ import annotations
+
+import json
+import re
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import flare
+import ignition.targets.cuda.export as cuda_export
+from flare.core.directory import open_core
+from flare.core.manifest import MANIFEST_FILE
+from flare.core.oracle import read_oracle
+from flare.errors import InputError
+from ignition.export import export_core
+from ignition.inspect import describe
+from ignition.options import ARCHITECTURES, Options
+from ignition.report import Report
+from ignition.targets.cuda.compile import Compiled, compile_launches
+from ignition.validate import validate_core
+from tests.support.checkpoints import make_checkpoint
+from tests.support.fake_cuda.server import FakeDeviceServer
+
+SMALL = Options(targets=("cuda:sm_90a",), slots=2, max_step_tokens=66, max_context=64)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("checkpoint") / "tiny"
+    return make_checkpoint(folder, "llama_biases", dtype="bfloat16", num_hidden_layers=1)
+
+
+@pytest.fixture(scope="module")
+def compiled() -> dict[str, Compiled]:
+    """What was compiled for this module's core."""
+    return {}
+
+
+@pytest.fixture(scope="module")
+def exported(checkpoint: Path, compiled: dict[str, Compiled], tmp_path_factory: pytest.TempPathFactory) -> Report:
+    """A core compiled for sm_90a. Read only."""
+
+    def compile_and_keep(*arguments: object) -> Compiled:
+        compiled["first"] = compile_launches(*arguments)
+        return compiled["first"]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cuda_export, "compile_launches", compile_and_keep)
+        return export_core(str(checkpoint), tmp_path_factory.mktemp("cores") / "tiny", SMALL)
+
+
+def test_a_core_without_a_device_is_accepted(exported: Report) -> None:
+    result = validate_core(exported.output)
+    assert result.exit_code == 0, result.text()
+    rows = {check.name: check for check in result.checks}
+    assert "cuda sm_90a" in rows and not any(name.startswith("kernels") for name in rows)
+
+
+def test_the_manifest_says_what_it_was_made_for(exported: Report) -> None:
+    core = open_core(exported.output)
+    manifest, target = core.manifest, core.manifest.cuda
+    assert target is not None and manifest.cpu is None
+    assert target.architectures == {"sm_90a": "graphs/cuda-sm_90a.msgpack"}
+    assert target.compute_dtype == target.weights.kv_format == "bf16"
+    assert target.compiler.keys() == {"triton", "ptxas"}
+    assert target.segments.kv_page_bytes == 2 * 2 * 16 * 16 * 2  # K and V, heads, page tokens, head size, bytes
+    stored = 2 * 384 * 64 * 2 + 4 * 64 * 64 * 2 - 2 * 64 * 32 * 2 + 3 * 96 * 64 * 2  # both tables, attention, MLP
+    assert target.weights.formats["bf16"] == stored
+    assert target.weights.decode_weight_bytes == sum(target.weights.formats.values()) - 383 * 64 * 2
+    oracle = read_oracle(core)
+    assert manifest.oracle.isas == [] and manifest.oracle.mean_kl is None
+    assert all(prompt.compiled == {} and prompt.reference.ids for prompt in oracle.prompts)
+
+
+def test_the_report_counts_what_was_compiled(exported: Report) -> None:
+    (report,) = exported.architectures
+    shown = describe(exported.output)
+    cubins = [name for name in exported.files if name.startswith("kernels/sm_90a/")]
+    assert report.architecture == "sm_90a" and report.cubins == len(cubins) <= report.kernels
+    assert report.cubin_bytes == sum(exported.files[name] for name in cubins)
+    assert list(report.nodes["step"]) == [1, 2, 4, 8, 16, 32, 64, 66]
+    assert report.nodes["step"][64] == report.nodes["step"][66] + 1  # attention of many tokens is one launch
+    assert list(report.nodes["sample"]) == list(report.nodes["score"]) == [1, 2]
+    text = exported.text()
+    assert f"sm_90a    {report.kernels} kernels in {report.cubins} cubins" in text and "cannot be had" in text
+    json.dumps(shown)
+
+
+def test_equal_inputs_give_an_equal_core_and_cubins_serve_all_buckets(
+    exported: Report, checkpoint: Path, compiled: dict[str, Compiled], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That compilers give equal bytes is test_compile's matter; here they give what they gave."""
+    monkeypatch.setattr(cuda_export, "compile_launches", lambda *_: compiled["first"])
+    again = export_core(str(checkpoint), tmp_path / "again", SMALL)
+    for file in (MANIFEST_FILE, *exported.files):
+        assert (again.output / file).read_bytes() == (exported.output / file).read_bytes(), file
+    # Other buckets need no other cubins: one that is missing here would raise KeyError.
+    export_core(str(checkpoint), tmp_path / "more", replace(SMALL, max_step_tokens=300))
+
+
+@pytest.fixture(scope="module")
+def both(
+    checkpoint: Path, compiled: dict[str, Compiled], exported: Report, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """A core of both targets. Read only."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cuda_export, "compile_launches", lambda *_: compiled["first"])
+        options = replace(SMALL, targets=("cuda:sm_90a", "cpu"), isas=("generic",))
+        return export_core(str(checkpoint), tmp_path_factory.mktemp("both") / "core", options).output
+
+
+def test_both_targets_share_one_core(both: Path, exported: Report) -> None:
+    manifest = open_core(both).manifest
+    assert [type(target).__name__ for target in manifest.targets] == ["CpuTarget", "CudaTarget"]
+    assert {target.weights.file for target in manifest.targets} == {"weights.safetensors", "weights-cuda.safetensors"}
+    alone = (exported.output / "weights-cuda.safetensors").read_bytes()
+    assert (both / "weights-cuda.safetensors").read_bytes() == alone
+    assert manifest.oracle.isas and manifest.oracle.mean_kl is not None
+    assert validate_core(both).exit_code == 0
+
+
+def test_a_server_on_a_device_answers_as_the_cpu_target_does(both: Path, fake_libcuda: Path) -> None:
+    """`flare serve` in a process whose driver interprets every kernel: text, draws under a form, and log probabilities within
+    what bf16 costs; two requests at once are one after the other."""
+    greedy = {"prompt": "the dog", "max_tokens": 3, "temperature": 0, "logprobs": 2}
+    bounded = {"prompt": "a", "max_tokens": 2, "seed": 5, "structured_outputs": {"regex": "[a-f]{2}"}}
+    with flare.open(both, threads=1, kv_memory="1MiB") as runtime:
+        wanted = [runtime.request("/v1/completions", body).json()["choices"][0] for body in (greedy, bounded)]
+    with FakeDeviceServer(both, fake_libcuda) as server, ThreadPoolExecutor(2) as pool:
+        answers = list(pool.map(lambda body: server.post("/v1/completions", body), (greedy, bounded)))
+        alone = server.post("/v1/completions", greedy)
+        status = server.get("/v1/flare/status")
+    found = [answer["choices"][0] for answer in answers]
+    assert alone["choices"][0] == found[0]
+    assert status["target"]["kind"] == "cuda" and status["cpu_fallback"]["total"] == 0
+    assert all("flare_warnings" not in answer for answer in answers)
+    assert found[0]["text"] == wanted[0]["text"]
+    assert found[0]["logprobs"]["token_logprobs"] == pytest.approx(wanted[0]["logprobs"]["token_logprobs"], abs=0.05)
+    assert re.fullmatch("[a-f]{2}", found[1]["text"]) and re.fullmatch("[a-f]{2}", wanted[1]["text"])
+
+
+def test_a_kernel_that_its_architecture_cannot_run_ends_the_export(
+    exported: Report, checkpoint: Path, compiled: dict[str, Compiled], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from msgspec.structs import replace as changed
+
+    first = compiled["first"]
+    greedy = {key: changed(cubin, shared=300_000) for key, cubin in first.cubins["sm_90a"].items()}
+    monkeypatch.setattr(cuda_export, "compile_launches", lambda *_: Compiled(first.package, {"sm_90a": greedy}))
+    with pytest.raises(InputError, match=r"the graphs for sm_90a cannot run: .*300000 bytes of dynamic"):
+        export_core(str(checkpoint), tmp_path / "core", SMALL)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("targets", "weights", "said"),
+    [
+        (("tpu",), "auto", f"--target is 'tpu', must be cpu or cuda:ARCH with ARCH of {', '.join(ARCHITECTURES)}"),
+        (("cuda",), "auto", "--target is 'cuda', must be cpu or cuda:ARCH"),
+        (("cuda:",), "auto", "--target is 'cuda:', its architectures must be of sm_80"),
+        (("cuda:sm_75",), "auto", "--target is 'cuda:sm_75', its architectures must be of sm_80"),
+        (("cuda:sm_90a,sm_90a",), "auto", "--target names sm_90a twice"),
+        (("cuda:sm_90a", "cuda:sm_80,sm_90a"), "auto", "--target names sm_90a twice"),
+        (("cpu", "cpu"), "auto", "--target names cpu twice"),
+        ((), "auto", "--target is empty"),
+        (("cpu", "cuda:sm_90a"), "fp8", "--weights is 'fp8', which the target cpu has no kernels for"),
+        (("cuda:sm_86,sm_90a",), "fp8", "--weights is 'fp8', which sm_86 has no instructions for"),
+    ],
+)
+def test_targets_that_cannot_be_are_refused_by_name(targets: tuple[str, ...], weights: str, said: str) -> None:
+    with pytest.raises(InputError) as caught:
+        Options(targets=targets, weights=weights).check()
+    assert str(caught.value).startswith(said) and "\n" not in str(caught.value)
+
+
+def test_architectures_come_in_their_fixed_order_whatever_was_said() -> None:
+    options = Options(targets=("cuda:sm_120a,sm_80", "cpu", "cuda:sm_90a"))
+    options.check()
+    assert options.cpu and options.architectures == ("sm_80", "sm_90a", "sm_120a")
+    assert not Options(targets=("cuda:sm_80",)).cpu and Options().architectures == ()
+
+
+def test_an_export_without_triton_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    import importlib.util
+
+    from ignition.cli import require_export_packages
+
+    known = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "triton" else known(name))
+    require_export_packages()
+    with pytest.raises(InputError, match=r"an export needs triton, .* the extra export-cuda: pip install 'flare-ig"):
+        require_export_packages(cuda=True)
