@@ -4,10 +4,13 @@
 # make lint          style and import rules only
 # make bench         side-by-side measurements against llama.cpp; writes docs/performance.md
 # make bench-http    the HTTP side alone: 64 and 256 streams over a scripted core
+# make gpu-bundle    what a machine with a CUDA device needs to check the cuda target: cores and msgspec, in gpu-check/
+# make gpu-check     checks and measures the cuda target on this machine's device; needs gpu-check/, torch and cuda-bindings
 # make clean         removes the environments and what tools left behind; cores stay
 #
 # PYTHON=python3     interpreter that the environment in .venv is made from (3.11 or newer)
 # CORE=cores/smollm2, QUESTION="..."     of make quickstart
+# GPU="..."          options of gpu-bundle (--architecture sm_90a) and gpu-check (--only 'core:*' --seconds 450)
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -18,12 +21,13 @@ QUESTION ?= What is the capital of France? Answer in one sentence.
 PEER_PYTHON ?=
 PEER_VENV ?= .venv-peer
 BENCH ?=
+GPU ?=
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 SECONDS_SINCE = $$(( $$(date +%s) - start )) s
 
-.PHONY: help quickstart test lint bench bench-http clean
+.PHONY: help quickstart test lint bench bench-http gpu-bundle gpu-check clean
 .DELETE_ON_ERROR:
 
 help:
@@ -53,8 +57,15 @@ bench: $(VENV)/.test $(if $(PEER_PYTHON),,$(PEER_VENV)/.built)
 bench-http: $(VENV)/.test
 	$(BIN)/python -m benchmarks.http_streams
 
+gpu-bundle: $(VENV)/.test
+	$(BIN)/python -m benchmarks.gpu_check.bundle $(GPU)
+
+# With no environment of its own: the machine has torch built for its device, and may have no network.
+gpu-check:
+	$(PYTHON) -m benchmarks.gpu_check $(GPU)
+
 clean:
-	rm -rf $(VENV) $(PEER_VENV) benchmarks/out .pytest_cache .ruff_cache .import_linter_cache
+	rm -rf $(VENV) $(PEER_VENV) gpu-check gpu-check.json benchmarks/out .pytest_cache .ruff_cache .import_linter_cache
 
 $(VENV)/.made:
 	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit(f"{sys.executable} is Python {v[0]}.{v[1]}; 3.11 or newer is needed. Name one: make PYTHON=python3.12")'

@@ -6,7 +6,8 @@
     serving.py      streaming chat through HTTP at several numbers of clients
     cold_start.py   process start to first streamed token, and memory at that moment
 
-outputs.py stands by itself (`python -m benchmarks.outputs`): what it costs to read what models write.
+outputs.py stands by itself (`python -m benchmarks.outputs`): what it costs to read what models write. So does gpu_check/
+(`make gpu-check`): a check of the cuda target on a device, and its figures.
 
 Everything is interleaved: each round runs every contestant once, in alternating order. The figures are medians over the
 rounds, and the load that other processes put on the machine during each measurement is written beside them.
