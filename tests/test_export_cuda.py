@@ -16,6 +16,8 @@ from flare.core.directory import open_core
 from flare.core.manifest import MANIFEST_FILE
 from flare.core.oracle import read_oracle
 from flare.errors import InputError
+from flare.replay import cuda_driver
+from flare.replay.cuda_driver import NoDevice
 from ignition.export import export_core
 from ignition.inspect import describe
 from ignition.options import ARCHITECTURES, Options
@@ -123,11 +125,18 @@ def test_both_targets_share_one_core(both: Path, exported: Report) -> None:
     assert validate_core(both).exit_code == 0
 
 
-def test_a_server_on_a_device_answers_as_the_cpu_target_does(both: Path, fake_libcuda: Path) -> None:
+def test_a_server_on_a_device_answers_as_the_cpu_target_does(
+    both: Path, fake_libcuda: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """`flare serve` in a process whose driver interprets every kernel: text, draws under a form, and log probabilities within
     what bf16 costs; two requests at once are one after the other."""
     greedy = {"prompt": "the dog", "max_tokens": 3, "temperature": 0, "logprobs": 2}
     bounded = {"prompt": "a", "max_tokens": 2, "seed": 5, "structured_outputs": {"regex": "[a-f]{2}"}}
+
+    def no_device(architectures: object) -> None:
+        raise NoDevice("other tests of this process may have loaded the fake driver")
+
+    monkeypatch.setattr(cuda_driver, "open_device", no_device)
     with flare.open(both, threads=1, kv_memory="1MiB") as runtime:
         wanted = [runtime.request("/v1/completions", body).json()["choices"][0] for body in (greedy, bounded)]
     with FakeDeviceServer(both, fake_libcuda) as server, ThreadPoolExecutor(2) as pool:
