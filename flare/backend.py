@@ -48,8 +48,8 @@ class Backend:
 def choose_backend(core: Core, settings: RuntimeSettings, fallbacks: Fallbacks) -> Backend:
     """Returns what will serve the core; steps that the cpu target runs in the place of a device are recorded in `fallbacks`.
 
-    Raises InputError where nothing here can, or may, serve it, SettingError where there is too little memory for keys and
-    values, and CoreError for a bad core.
+    Raises InputError where nothing here can, or may, serve it or there is too little memory for its weights, SettingError where
+    there is too little for keys and values, and CoreError for a bad core.
     """
     manifest = core.manifest
     if manifest.cuda is None:
@@ -82,6 +82,7 @@ def _cpu(core: Core, settings: RuntimeSettings, fallbacks: Fallbacks, *, instead
     pages = _kv_pages(
         core,
         settings,
+        where="this machine",
         free=memory.free_memory(),
         reserved=segments.weights_bytes + segments.arena_bytes + segments.io_bytes,
         default_share=memory.HOST_SHARE,
@@ -112,6 +113,7 @@ def _cuda(core: Core, target: CudaTarget, settings: RuntimeSettings, device: Cud
         pages = _kv_pages(
             core,
             settings,
+            where=device.name,
             free=device.memory()[0],
             reserved=program.reserved_bytes,
             default_share=memory.DEVICE_SHARE,
@@ -131,11 +133,19 @@ def _cuda(core: Core, target: CudaTarget, settings: RuntimeSettings, device: Cud
 
 
 def _kv_pages(
-    core: Core, settings: RuntimeSettings, *, free: int, reserved: int, default_share: float, page_bytes: int
+    core: Core,
+    settings: RuntimeSettings,
+    *,
+    where: str,
+    free: int,
+    reserved: int,
+    default_share: float,
+    page_bytes: int,
 ) -> int:
     limits = core.manifest.limits
     return memory.choose_kv_pages(
         settings.kv_memory,
+        where=where,
         free=free,
         reserved=reserved,
         default_share=default_share,

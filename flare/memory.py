@@ -6,7 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from flare.config import MIB, MemorySize
-from flare.errors import SettingError
+from flare.errors import InputError, SettingError
 
 HOST_SHARE = 0.5
 DEVICE_SHARE = 0.9
@@ -37,9 +37,21 @@ def free_memory(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = CGROUP_ROO
     return available
 
 
+def check_reserved(reserved: int, free: int, where: str) -> None:
+    """Raises InputError when the `free` bytes of `where`, a device by its name or this machine, do not hold the `reserved` ones
+    of a core's weights and work areas: no amount of kv memory would help then."""
+    if reserved > free:
+        raise InputError(
+            f"{where} has {free / MIB:.1f} MiB of memory free, the core's weights and work areas take "
+            f"{reserved / MIB:.1f} MiB: free some memory, take something larger, or export the core in a smaller format "
+            "(--weights)"
+        )
+
+
 def choose_kv_pages(
     wanted: MemorySize | None,
     *,
+    where: str,
     free: int,
     reserved: int,
     default_share: float,
@@ -51,11 +63,12 @@ def choose_kv_pages(
     """Returns the number of pages of the KV pool.
 
     Never more than `slots` full contexts. A share is of the free memory that is left after `reserved` bytes (weights and work
-    areas), `default_share` where nothing is `wanted`; a size is taken as given. Raises SettingError
-    when the pool would not hold one page for each of two requests, or when a size does not fit the free memory.
+    areas), `default_share` where nothing is `wanted`; a size is taken as given. Raises InputError as `check_reserved` does, and
+    SettingError when the pool would not hold one page for each of two requests, or when a size does not fit the free memory.
     """
+    check_reserved(reserved, free, where)
     full = slots * -(-max_context // page_tokens)
-    spare = max(0, free - reserved)
+    spare = free - reserved
     if wanted is not None and wanted.bytes is not None:
         budget = wanted.bytes
         if min(budget, full * page_bytes) > spare:
@@ -68,5 +81,10 @@ def choose_kv_pages(
     least = min(full, 2)
     if pages < least:
         text = f"{budget / MIB:.1f} MiB: they hold {pages} pages of {page_bytes / MIB:.1f} MiB, at least {least} are needed"
-        raise SettingError("kv_memory", f"{text}; ask for more or free some memory")
+        remedy = (
+            "ask for more"
+            if least * page_bytes <= spare
+            else f"{spare / MIB:.1f} MiB are free on {where}; free some memory"
+        )
+        raise SettingError("kv_memory", f"{text}; {remedy}")
     return pages

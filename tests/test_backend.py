@@ -215,6 +215,26 @@ def test_a_device_serves_from_its_own_memory(both: Path, device: Device) -> None
         assert replay.program.segments == segments and replay.program.weights == core.file("weights-cuda.safetensors")
 
 
+def test_a_device_too_small_for_the_weights_is_named(both: Path, device: Device) -> None:
+    """Whatever was asked for keys and values: no amount of that helps, and no setting is blamed."""
+    segments = open_core(both).manifest.cuda.segments
+    reserved = segments.weights_bytes + segments.arena_bytes + segments.io_bytes
+    device.free = reserved - MIB // 2
+    for wanted in (None, MemorySize(share=0.5), MemorySize(bytes=MIB)):
+        with pytest.raises(InputError) as caught:
+            choose(both, kv_memory=wanted)
+        assert not isinstance(caught.value, SettingError) and caught.value.exit_code == 2
+        assert str(caught.value) == (
+            f"NVIDIA H200 has {device.free / MIB:.1f} MiB of memory free, the core's weights and work areas take "
+            f"{reserved / MIB:.1f} MiB: free some memory, take something larger, or export the core in a smaller format "
+            "(--weights)"
+        )
+    assert device.closed == 3
+    device.free = reserved + segments.kv_page_bytes
+    with pytest.raises(SettingError, match=r" MiB are free on NVIDIA H200; free some memory$"):
+        choose(both)
+
+
 def test_a_start_that_fails_gives_the_device_back(both: Path, device: Device, monkeypatch: Any) -> None:
     with pytest.raises(SettingError) as caught:
         choose(both, kv_memory=MemorySize(bytes=1 << 40))

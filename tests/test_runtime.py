@@ -31,7 +31,7 @@ from flare.conversation import (
     Tools,
 )
 from flare.core.manifest import Limits, Logprobs, Model, Sampling, Template, Tokens
-from flare.errors import RequestError, SettingError
+from flare.errors import InputError, RequestError, SettingError
 from flare.loading import served_model
 from flare.memory import choose_kv_pages, free_memory
 from flare.output import OutputSyntax
@@ -128,6 +128,7 @@ def test_pages_of_the_pool(wanted: MemorySize | None, free: int, pages: int) -> 
 def choose(wanted: MemorySize | None, free: int) -> int:
     return choose_kv_pages(
         wanted,
+        where="this machine",
         free=free,
         reserved=20 * MIB,
         default_share=0.5,
@@ -140,13 +141,22 @@ def choose(wanted: MemorySize | None, free: int) -> int:
 
 @pytest.mark.parametrize(
     ("wanted", "free"),
-    [(None, 20 * MIB), (None, 0), (MemorySize(bytes=MIB), 60 * MIB), (MemorySize(bytes=25 * MIB), 40 * MIB)],
+    [(None, 20 * MIB), (MemorySize(bytes=MIB), 60 * MIB), (MemorySize(bytes=25 * MIB), 40 * MIB)],
 )
 def test_too_little_memory_is_one_line(wanted: MemorySize | None, free: int) -> None:
     with pytest.raises(SettingError) as caught:
         choose(wanted, free)
     assert caught.value.setting == "kv_memory" and re.match("[0-9.]+ MiB: ", str(caught.value))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("wanted", [None, MemorySize(share=0.9), MemorySize(bytes=MIB)])
+def test_too_little_memory_for_the_weights_is_no_matter_of_the_pool(wanted: MemorySize | None) -> None:
+    with pytest.raises(
+        InputError, match=r"^this machine has 19\.0 MiB of memory free, .* take 20\.0 MiB: free some"
+    ) as caught:
+        choose(wanted, 19 * MIB)
+    assert not isinstance(caught.value, SettingError) and "\n" not in str(caught.value)
 
 
 def test_where_system_text_may_stand() -> None:

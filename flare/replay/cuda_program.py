@@ -11,6 +11,7 @@ from flare.core.cuda_checks import open_cuda_graphs
 from flare.core.cuda_graph import CudaGraphs
 from flare.core.manifest import Architecture, CudaSegments
 from flare.errors import InputError
+from flare.memory import check_reserved
 
 if TYPE_CHECKING:
     from flare.core.directory import Core
@@ -76,10 +77,11 @@ class CudaProgram:
         if not 1 <= kv_pages < 1 << 31:
             raise InputError(f"kv_pages {kv_pages}: must be in [1, {(1 << 31) - 1}]")
         page, reserved = self.segments.kv_page_bytes, self.reserved_bytes
+        check_reserved(reserved, free, device)
         needed = reserved + kv_pages * page
         if needed <= free:
             return
-        fitting = max(free - reserved, 0) // page
+        fitting = (free - reserved) // page
         remedy = (
             f"at most {fitting} pages fit: ask for less kv memory" if fitting else "free some, or take a larger device"
         )
