@@ -103,6 +103,7 @@ class CudaDevice:
         """Why the context is lost; empty while it is not."""
         self.name = "CUDA device"
         self.context: Any = None
+        self.stream: Any = None
         self._handle = handle
         self._threads = (
             threading.local()
@@ -136,9 +137,10 @@ class CudaDevice:
             self._threads.attached = True
 
     def close(self) -> None:
-        """Frees everything. Closing twice is fine, and so is closing a lost context."""
+        """Frees everything, when the work under way is done. Closing twice is fine, and so is closing a lost context."""
         if self.context is not None and not self.lost:
             self.api.cuCtxSetCurrent(self.context)
+            self.settle()
         self.context = None
         self._owned.close()
 
@@ -227,6 +229,11 @@ class CudaDevice:
     def synchronise(self) -> None:
         """Waits until everything that was started is done."""
         self._check("cuStreamSynchronize", self.api.cuStreamSynchronize(self.stream))
+
+    def settle(self) -> None:
+        """As `synchronise`, after a failure and raising nothing: what was started uses memory that is to be freed."""
+        if self.stream is not None and not self.lost and (result := self.api.cuStreamSynchronize(self.stream)[0]):
+            self._error("cuStreamSynchronize", result)
 
     def read(self, target: int, source: int, size: int) -> None:
         """Copies device memory to any host memory, and waits for that; nothing may run on the stream."""

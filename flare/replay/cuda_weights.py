@@ -41,6 +41,9 @@ def load_weights(device: CudaDevice, path: Path, offset: int, size: int, target:
             device.upload(target + begin, staging[turn], count)
             device.record(copied[turn])
         device.synchronise()
+    except BaseException:
+        device.settle()
+        raise
     finally:
         os.close(file)
         for address in staging:

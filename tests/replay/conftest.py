@@ -32,9 +32,10 @@ def loaded_fake(fake_libcuda: Path) -> FakeCuda:
 
 @pytest.fixture
 def fake(loaded_fake: FakeCuda) -> Iterator[FakeCuda]:
-    """The fake driver, as good as new before and after."""
+    """The fake driver, as good as new before and after. Nothing may be freed while work is under way."""
     loaded_fake.reset()
     yield loaded_fake
+    assert not loaded_fake.misfrees()
     loaded_fake.reset()
 
 

@@ -207,23 +207,43 @@ def test_weights_that_are_not_all_there(open_tiny: Open, fake: FakeCuda, tmp_pat
     assert not fake.blocks()
 
 
+@pytest.mark.parametrize("cut", [1, 2, 3])
 def test_weights_that_are_cut_short_while_they_are_read(
-    open_tiny: Open, small_buffers: None, fake: FakeCuda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    open_tiny: Open, small_buffers: None, fake: FakeCuda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut: int
 ) -> None:
+    """At the second read a copy is under way: buffers are freed when it is done."""
     real, calls = cuda_weights.os.preadv, []
 
     def preadv(file: int, buffers: list[Any], offset: int) -> int:
         calls.append(offset)
-        if len(calls) == 3:
+        if len(calls) == cut:
             (tmp_path / "weights" / "weights-cuda.safetensors").write_bytes(bytes(offset))
         return real(file, buffers, offset)
 
     monkeypatch.setattr(cuda_weights.os, "preadv", preadv)
+    ends = WEIGHTS_OFFSET + 24 * (cut - 1)
     with pytest.raises(
-        CoreError, match="weights-cuda.safetensors: weights: the file ends at byte 4144 while it is read"
+        CoreError, match=f"weights-cuda.safetensors: weights: the file ends at byte {ends} while it is read"
     ):
         open_tiny()
-    assert not fake.blocks() and not fake.contexts()
+    assert not fake.blocks() and not fake.contexts() and not fake.misfrees()
+
+
+@pytest.mark.parametrize("failure", ["cuEventRecord=701", "cuMemcpyHtoDAsync=701@2", "cuStreamSynchronize=701"])
+def test_weights_whose_copies_fail(open_tiny: Open, small_buffers: None, fake: FakeCuda, failure: str) -> None:
+    fake.fail(failure)
+    with pytest.raises(DeviceError, match=f"{failure.partition('=')[0]}: CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES"):
+        open_tiny()
+    assert not fake.blocks() and not fake.contexts() and not fake.misfrees()
+
+
+def test_a_device_is_closed_when_its_work_is_done(fake: FakeCuda) -> None:
+    device = open_device(["sm_90a"])
+    target, source = device.allocate(64, "weights"), device.allocate_host(64, "host")
+    device.upload(target, source, 64)
+    device.record(device.event())
+    device.close()
+    assert not fake.blocks() and not fake.contexts() and not fake.misfrees()
 
 
 # The fake: what it would not let pass.

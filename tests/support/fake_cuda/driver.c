@@ -77,7 +77,7 @@ typedef struct {
 
 static Block* blocks;
 static Work queue[4096];
-static int queued, contexts, sticky, context_object, stream_object, initialised;
+static int queued, misfrees, contexts, sticky, context_object, stream_object, initialised;
 static char reason[1024] = "", failing[64] = "";
 static int fail_result, fail_after;
 static int64_t capability, memory, devices, driver;
@@ -160,6 +160,7 @@ EXPORT int fake_blocks(uint64_t* begin, uint64_t* size, int most) {
 }
 
 EXPORT int fake_contexts(void) { return contexts; }
+EXPORT int fake_misfrees(void) { return misfrees; }
 
 __attribute__((constructor)) static void read_environment(void) {
   for (size_t i = 0; i < SETTINGS; ++i) {
@@ -242,11 +243,16 @@ static void* take(size_t size, int host) {
   blocks = b;
   return b->data;
 }
+// Refuses to free what work under way may use: a real driver would not notice.
+static CUresult misfree(void) {
+  ++misfrees;
+  return refuse(CUDA_ERROR_INVALID_VALUE, "something is freed while work is under way");
+}
 static CUresult give(void* data, int host) {
   for (Block** at = &blocks; *at; at = &(*at)->next) {
     Block* b = *at;
     if (b->data != data || b->host != host) continue;
-    if (queued) return refuse(CUDA_ERROR_INVALID_VALUE, "memory is freed while work is under way");
+    if (queued) return misfree();
     for (int i = 0; i < GUARD; ++i)
       if (b->data[-1 - i] != 0xA5 || b->data[b->size + i] != 0xA5) {
         fprintf(stderr, "fake cuda: something wrote beside an allocation of %zu bytes\n", b->size);
@@ -280,7 +286,7 @@ CUresult cuMemFreeHost(void* pointer) { IN_CONTEXT; return give(pointer, 1); }
 
 // As in a new process: nothing is allocated, nothing failed, and settings are the defaults.
 EXPORT void fake_reset(void) {
-  sticky = queued = contexts = initialised = 0;
+  sticky = queued = misfrees = contexts = initialised = 0;
   for (size_t i = 0; i < SETTINGS; ++i) *settings[i].value = settings[i].usual;
   reason[0] = failing[0] = 0;
   while (blocks) give(blocks->data, blocks->host);
@@ -318,10 +324,15 @@ static CUresult copy(CUstream stream, void* target, int target_host, const void*
   return push((Work){.kind = COPY, .target = target, .source = (void*)source, .size = size});
 }
 CUresult cuStreamCreate(CUstream* stream, unsigned flags) { IN_CONTEXT; (void)flags; *stream = (CUstream)&stream_object; return CUDA_SUCCESS; }
-CUresult cuStreamDestroy(CUstream stream) { IN_CONTEXT; (void)stream; return queued ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS; }
+CUresult cuStreamDestroy(CUstream stream) { IN_CONTEXT; (void)stream; return queued ? misfree() : CUDA_SUCCESS; }
 CUresult cuStreamSynchronize(CUstream stream) { IN_CONTEXT; (void)stream; return drain(); }
 CUresult cuEventCreate(CUevent* event, unsigned flags) { IN_CONTEXT; (void)flags; *event = calloc(1, sizeof(int)); return CUDA_SUCCESS; }
-CUresult cuEventDestroy(CUevent event) { IN_CONTEXT; free(event); return CUDA_SUCCESS; }
+CUresult cuEventDestroy(CUevent event) {
+  IN_CONTEXT;
+  if (queued) return misfree();
+  free(event);
+  return CUDA_SUCCESS;
+}
 CUresult cuEventRecord(CUevent event, CUstream stream) {
   IN_CONTEXT;
   (void)stream;

@@ -65,3 +65,7 @@ class FakeCuda:
     def contexts(self) -> int:
         """How often the primary context is held."""
         return self.library.fake_contexts()
+
+    def misfrees(self) -> int:
+        """How often something was to be freed while work was under way, which the driver refused."""
+        return self.library.fake_misfrees()
