@@ -113,6 +113,24 @@ def _carries(copy: CopyNode, source: Pointer, target: Pointer, size: int) -> boo
     )
 
 
+def _behind(nodes: Sequence[KernelNode | CopyNode | FillNode], copies: Mapping[str, int]) -> list[frozenset[str]]:
+    """Which of the copies, by name, each node comes behind; a copy's own name is among its."""
+    found: list[frozenset[str]] = []
+    for index, node in enumerate(nodes):
+        own = frozenset(name for name, copy in copies.items() if copy == index)
+        found.append(own.union(*(found[edge.node] for edge in node.after)))
+    return found
+
+
+def _before(nodes: Sequence[KernelNode | CopyNode | FillNode], copies: Mapping[str, int]) -> list[frozenset[str]]:
+    """Which of the copies, by name, wait for each node; a copy's own name is among its."""
+    found = [frozenset(name for name, copy in copies.items() if copy == index) for index in range(len(nodes))]
+    for index in reversed(range(len(nodes))):
+        for edge in nodes[index].after:
+            found[edge.node] |= found[index]
+    return found
+
+
 class _Check:
     """The check of one file of graphs."""
 
@@ -251,28 +269,43 @@ class _Check:
             self._bucket(kind, bucket, where)
 
     def _bucket(self, kind: str, bucket: Bucket, where: str) -> None:
-        """Checks every node of a bucket, and that what goes in and comes out is copied."""
+        """Checks every node of a bucket, and that what goes in is copied before its kernels, and what comes out behind them."""
         nodes = bucket.nodes
         for index, node in enumerate(nodes):
             problem = self._node(node) or self._edges(nodes, index)
             if problem is not None:
                 _refuse(f"{where} node {index} ({node.label[:60]!r})", problem)
-        copies = [node for node in nodes if isinstance(node, CopyNode)]
-        for names, inward in ((_IN.get(kind, {}), True), (_OUT.get(kind, {}), False)):
-            for name, unit in names.items():
-                most = self.limits.max_step_tokens if unit == "tokens" else self.limits.max_rows
-                size = self.arrays[name] // most * getattr(bucket, unit)
-                source, target = (f"host.{name}", name) if inward else (name, f"host.{name}")
-                if not any(_carries(copy, self.graphs.io[source], self.graphs.io[target], size) for copy in copies):
-                    _refuse(where, f"no node copies the {size} bytes of {source} to {target}")
-        if kind == "step":
-            for index, node in enumerate(nodes):
-                if isinstance(node, KernelNode) and not node.after:
-                    _refuse(
-                        f"{where} node {index} ({node.label[:60]!r})", "it waits for nothing, so not for the inputs"
-                    )
-        if kind == "sample" and nodes[-1] is not copies[-1]:
+        copied_in = self._copies(bucket, _IN.get(kind, {}), where, inward=True)
+        copied_out = self._copies(bucket, _OUT.get(kind, {}), where, inward=False)
+        if copied_out and max(copied_out.values()) != len(nodes) - 1:
             _refuse(where, "it does not end with a copy of its results to the host")
+        came, taken = _behind(nodes, copied_in), _before(nodes, copied_out)
+        for index, node in enumerate(nodes):
+            what = None
+            if isinstance(node, KernelNode) and (missed := copied_in.keys() - came[index]):
+                what = f"it waits for no copy of {min(missed)} from the host"
+            elif index not in copied_out.values() and (missed := copied_out.keys() - taken[index]):
+                what = f"the copy of {min(missed)} to the host does not wait for it"
+            if what is not None:
+                _refuse(f"{where} node {index} ({node.label[:60]!r})", what)
+
+    def _copies(self, bucket: Bucket, names: Mapping[str, str], where: str, *, inward: bool) -> dict[str, int]:
+        """Returns which node copies each of the named arrays from or to the host; there must be one."""
+        found = {}
+        for name, unit in names.items():
+            most = self.limits.max_step_tokens if unit == "tokens" else self.limits.max_rows
+            size = self.arrays[name] // most * getattr(bucket, unit)
+            source, target = (f"host.{name}", name) if inward else (name, f"host.{name}")
+            copying = [
+                index
+                for index, node in enumerate(bucket.nodes)
+                if isinstance(node, CopyNode) and _carries(node, self.graphs.io[source], self.graphs.io[target], size)
+            ]
+            if len(copying) != 1:
+                many = f"{len(copying)} nodes copy" if copying else "no node copies"
+                _refuse(where, f"{many} the {size} bytes of {source} to {target}")
+            found[name] = copying[0]
+        return found
 
     def _node(self, node: KernelNode | CopyNode | FillNode) -> str | None:
         """What is wrong with a node by itself, or None."""

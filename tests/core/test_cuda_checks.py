@@ -143,7 +143,17 @@ DEFECTS: list[tuple[Change, str]] = [
     (lambda g: node(g, 5).update(after=[{"node": 6}]), f"{DOT}: it waits for node 6"),
     (lambda g: node(g, 6).update(after=[{"node": -1}]), f"{SCALE}: it waits for node -1"),
     (lambda g: node(g, 6).update(after=[{"node": 5}, {"node": 5}]), f"{SCALE}: it waits for node 5 twice"),
-    (lambda g: node(g, 6).update(after=[]), f"{SCALE}: it waits for nothing, so not for the inputs"),
+    (lambda g: node(g, 6).update(after=[]), f"{SCALE}: it waits for no copy of positions from the host"),
+    (lambda g: node(g, 6).update(after=[{"node": 2}]), f"{SCALE}: it waits for no copy of rows from the host"),
+    (lambda g: node(g, 5).update(after=[{"node": 4}]), f"{DOT}: it waits for no copy of positions from the host"),
+    (lambda g: node(g, 1).update(after=[]), f"{DOT}: it waits for no copy of tokens from the host"),
+    (lambda g: node(g, 1, "sample").update(after=[]), "sample[1] node 0 ('scale'): the copy of logprobs to the host does not"),
+    (lambda g: node(g, 2, "sample").update(after=[]), "sample[1] node 0 ('scale'): the copy of logprobs to the host does not"),
+    (lambda g: node(g, 1, "sample", 0).update(after=[]) or node(g, 2, "sample", 0).update(after=[{"node": 0}]),
+     "sample[0] node 0 ('scale'): the copy of sampled to the host does not wait for it"),
+    (lambda g: g["sample"][1]["nodes"].insert(1, node(g, 4) | {"after": []}) or [
+        node(g, n, "sample").update(after=[{"node": e}]) for n, e in ((2, 0), (3, 2))],
+     "sample[1] node 1 ('clear'): the copy of logprobs to the host does not wait for it"),
     (lambda g: node(g, 5)["after"][0].update(programmatic=True), f"{DOT}: its edge from node 3 is programmatic"),
     # copies and fills
     (lambda g: node(g, 1)["source"].update(bytes=8), "step[1] node 1 ('positions'): it copies 8 bytes to 16"),
@@ -159,6 +169,7 @@ DEFECTS: list[tuple[Change, str]] = [
     (lambda g: node(g, 4).update(value=-1), f"{FILL}: its value is -1"),
     # what goes in and comes out
     (lambda g: node(g, 2).update(source=node(g, 1)["source"]), "step[1]: no node copies the 16 bytes of host.slots to slots"),
+    (lambda g: g["sample"][1]["nodes"].append(g["sample"][1]["nodes"][2]), "sample[1]: 2 nodes copy the 1376 bytes"),
     (lambda g: [node(g, 0)[end].update(bytes=8) for end in ("source", "target")], "no node copies the 16 bytes of host.tokens"),
     (lambda g: g["sample"][1]["nodes"].pop(), "sample[1]: no node copies the 1376 bytes of logprobs to host.logprobs"),
     (lambda g: g["sample"][1]["nodes"].append(g["sample"][1]["nodes"][0]), "sample[1]: it does not end with a copy"),
