@@ -61,7 +61,7 @@ class Replay(Protocol):
 
     def step(self, n_tokens: int, n_rows: int, meanwhile: Callable[[], None] | None = None) -> None:
         """Runs the step's tokens: writes their keys and values and makes the logits of the rows. `meanwhile` is called once,
-        on this thread, beside the others' or the device's work."""
+        on this thread, beside the others' or the device's work; it writes to none of the arrays, which that work may read."""
 
     def sample(self, n_rows: int) -> None:
         """Draws `sampled[row]` from the logits of the last step, for its first `n_rows` rows. Raises CoreError when the

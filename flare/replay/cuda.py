@@ -1,7 +1,7 @@
 """Replays a cuda core: plans and fills device memory, makes the executable graphs, and runs steps, draws and scores.
 
 The arrays that the engine writes are ordinary memory. A call checks them and copies what it needs into pinned twins before
-anything starts on the device, so they are free again while the device works.
+anything starts on the device.
 """
 
 from __future__ import annotations
@@ -99,8 +99,8 @@ class CudaReplay:
     def step(self, n_tokens: int, n_rows: int, meanwhile: Callable[[], None] | None = None) -> None:
         """Runs the graph on the first `n_tokens` tokens; logits of the tokens `rows[:n_rows]` are there afterwards.
 
-        `meanwhile` is called on this thread while the device works, and may write to the arrays; what it raises is raised once
-        the device is done, and nothing can be drawn then. Raises ValueError, having run nothing, if an argument is out of its
+        `meanwhile` is called on this thread while the device works; what it raises is raised once the device is done, and
+        nothing can be drawn then. Raises ValueError, having run nothing, if an argument is out of its
         range.
         """
         self._check_alive()
