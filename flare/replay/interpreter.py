@@ -7,11 +7,12 @@ the other tokens of a step nor on where its pages lie: whatever sums, sums each 
 from __future__ import annotations
 
 import ctypes
+import inspect
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, get_args, get_origin, get_type_hints
 
 import numpy as np
 
@@ -267,4 +268,25 @@ def _problem(op: Op, args: Sequence[Arg], sizes: Sizes) -> str | None:
             return f"a tensor that is {'written' if written else 'read'} is in segment {arg.segment}"
         if any(dim < 1 for dim in dims) or 4 * math.prod(dims) > arg.bytes:
             return f"a tensor of {tensor.shape} does not fit its {arg.bytes} bytes"
-    return f"{len(left)} arguments belong to none of its tensors" if left else None
+    return f"{len(left)} arguments belong to none of its tensors" if left else _wrong_call(op)
+
+
+def _wrong_call(op: Op) -> str | None:
+    """Says how a node's tensors and scalars differ from what its op takes and returns, by the op's signature."""
+    function = OPS[op.name]
+    parameters = inspect.signature(function).parameters.values()
+    attrs = {each.name for each in parameters if each.kind is each.KEYWORD_ONLY}
+    tensors = [each.name for each in parameters if each.name not in attrs]
+    types = get_type_hints(function)
+    outputs = len(get_args(types["return"])) if get_origin(types["return"]) is tuple else 1
+    if len(op.inputs) != len(tensors):
+        return f"it has {len(op.inputs)} inputs, wanted {len(tensors)}: {', '.join(tensors)}"
+    for name, tensor in zip(tensors, op.inputs, strict=True):
+        if tensor is None and type(None) not in get_args(types[name]):
+            return f"it has no {name}, which it needs"
+    if len(op.outputs) != outputs:
+        return f"it has {len(op.outputs)} outputs, wanted {outputs}"
+    if op.attrs.keys() != attrs:
+        found, wanted = (", ".join(sorted(names)) or "none" for names in (op.attrs, attrs))
+        return f"its attributes are {found[:80]}, wanted {wanted}"
+    return None

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from msgspec import structs
 
 from flare.core.graph import Op, Tensor
 from flare.errors import CoreError
@@ -142,10 +143,12 @@ WRITE = Op(
 KV_ARGS = [CpuArg("kv", 0, 4 * KV), CpuArg("kv", 0, 4 * KV), *[CpuArg("arena", 0, 8 * 4 * KV_HEADS * WIDTH)] * 2]
 
 
-def with_state(*shape: int | str) -> Op:
-    from msgspec.structs import replace as replace_struct
+def with_parts(op: Op, **parts: Any) -> Op:
+    return structs.replace(op, **parts)
 
-    return replace_struct(WRITE, inputs=[Tensor(shape=list(shape)), *WRITE.inputs[1:]])
+
+def with_state(*shape: int | str) -> Op:
+    return with_parts(WRITE, inputs=[Tensor(shape=list(shape)), *WRITE.inputs[1:]])
 
 
 @pytest.mark.parametrize(
@@ -173,6 +176,24 @@ def with_state(*shape: int | str) -> Op:
         (with_state("pages", 2, KV_HEADS, PAGE_TOKENS, "x"), KV_ARGS, "a state is not "),
         (with_state("pages", 2, -1, PAGE_TOKENS, -WIDTH), KV_ARGS, "does not fit its memory"),
         (WRITE, [KV_ARGS[0], *KV_ARGS[2:]], "a state is not "),
+        (with_parts(ADD, inputs=ADD.inputs[:1]), ARGS[1:], "it has 1 inputs, wanted 2: a, b"),
+        (with_parts(ADD, inputs=ADD.inputs * 2), ARGS[:1] * 5, "it has 4 inputs, wanted 2: a, b"),
+        (
+            with_parts(ADD, inputs=[ADD.inputs[0], None]),
+            [ARGS[0], CpuArg("none"), ARGS[2]],
+            "it has no b, which it needs",
+        ),
+        (with_parts(ADD, outputs=[]), ARGS[:2], "it has 0 outputs, wanted 1"),
+        (with_parts(ADD, name="rope_angles", attrs={"scale": 1.0}), ARGS, "it has 1 outputs, wanted 2"),
+        (with_parts(WRITE, outputs=ADD.outputs), [*KV_ARGS, ARGS[0]], "it has 1 outputs, wanted 0"),
+        (with_parts(ADD, attrs={"eps": 1.0}), ARGS, "its attributes are eps, wanted none"),
+        (with_parts(ADD, name="rms_norm"), ARGS, "its attributes are none, wanted eps"),
+        (
+            with_parts(ADD, name="rms_norm", attrs={"scale": 1, "eps": 1}),
+            ARGS,
+            "its attributes are eps, scale, wanted eps",
+        ),
+        (with_parts(ADD, name="rms_norm", attrs={"a" * 999: 1}), ARGS, "its attributes are a{80}, wanted eps"),
         (WRITE, [KV_ARGS[0], replace(KV_ARGS[1], bytes=4 * KV - 1), *KV_ARGS[2:]], "does not fit its memory"),
     ],
 )
@@ -182,7 +203,10 @@ def test_a_node_that_does_not_fit_is_refused(op: Op, args: list[CpuArg], says: s
 
 
 def test_nodes_that_fit_are_taken() -> None:
-    Interpreter({0: (ADD, ARGS), 1: (WRITE, KV_ARGS)}, sizes(), Fallbacks())
+    linear = with_parts(ADD, name="linear", inputs=[*ADD.inputs, None])
+    Interpreter(
+        {0: (ADD, ARGS), 1: (WRITE, KV_ARGS), 2: (linear, [*ARGS[:2], CpuArg("none"), ARGS[2]])}, sizes(), Fallbacks()
+    )
 
 
 def test_a_run_is_counted_and_its_failure_kept_for_the_end() -> None:
