@@ -19,7 +19,7 @@ from flare.replay.cpu import ReplayLimits
 from flare.replay.cpu_interface import RowLogprobs, SampleParams
 from flare.replay.cuda_arrays import DeviceArrays, PageTable
 from flare.replay.cuda_draws import DrawArrays
-from flare.replay.cuda_driver import CudaDevice, DeviceError
+from flare.replay.cuda_driver import KV_REMEDY, CudaDevice, DeviceError
 from flare.replay.cuda_executables import GraphBuilder, load_functions
 from flare.replay.cuda_program import CudaProgram
 from flare.replay.cuda_weights import load_weights
@@ -214,7 +214,7 @@ class CudaReplay:
         addresses["weights"] = device.allocate(segments.weights_bytes, "weights")
         addresses["arena"] = device.allocate(segments.arena_bytes, "arena")
         addresses["io"] = device.allocate(segments.io_bytes, "io")
-        addresses["kv"] = device.allocate(segments.kv_page_bytes * kv_pages, f"{kv_pages} kv pages")
+        addresses["kv"] = device.allocate(segments.kv_page_bytes * kv_pages, f"{kv_pages} kv pages", KV_REMEDY)
         addresses["host"] = device.allocate_host(segments.host_bytes, "host")
         load_weights(device, program.weights, segments.weights_offset, segments.weights_bytes, addresses["weights"])
         builder = GraphBuilder(device, graphs, load_functions(device, graphs, program.cubins), addresses)

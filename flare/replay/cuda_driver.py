@@ -24,7 +24,7 @@ MIN_DRIVER = 12030
 # that the process must be relaunched, and those that tell that the context, the device or the driver is gone.
 FATAL = frozenset(
     """
-    CUDA_ERROR_DEINITIALIZED CUDA_ERROR_DEVICE_UNAVAILABLE CUDA_ERROR_INVALID_CONTEXT CUDA_ERROR_ECC_UNCORRECTABLE
+    CUDA_ERROR_DEINITIALIZED CUDA_ERROR_INVALID_CONTEXT CUDA_ERROR_ECC_UNCORRECTABLE
     CUDA_ERROR_NVLINK_UNCORRECTABLE CUDA_ERROR_CONTAINED CUDA_ERROR_ILLEGAL_ADDRESS CUDA_ERROR_LAUNCH_TIMEOUT
     CUDA_ERROR_CONTEXT_IS_DESTROYED CUDA_ERROR_ASSERT CUDA_ERROR_HARDWARE_STACK_ERROR CUDA_ERROR_ILLEGAL_INSTRUCTION
     CUDA_ERROR_MISALIGNED_ADDRESS CUDA_ERROR_INVALID_ADDRESS_SPACE CUDA_ERROR_INVALID_PC CUDA_ERROR_LAUNCH_FAILED
@@ -53,6 +53,21 @@ class DeviceError(FlareError):
     def __init__(self, message: str, result: str) -> None:
         super().__init__(message)
         self.result = result
+
+
+KV_REMEDY = "ask for less kv memory, or free some"
+"""Where memory is short that kv pages take too."""
+
+DEVICE_REMEDY = "free some memory of the device"
+
+
+class OutOfMemory(InputError):
+    """A call of the driver found too little memory. `message` is the line without what helps, which is `KV_REMEDY` unless who
+    called knows better."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(f"{message}; {KV_REMEDY}")
+        self.message = message
 
 
 def architecture_for(available: Iterable[str], capability: tuple[int, int]) -> str | None:
@@ -128,7 +143,15 @@ class CudaDevice:
             self._owned.callback(self._release, "cuStreamDestroy", self.stream)
         except FlareError as error:
             self.close()
-            raise NoDevice(f"{self.name}: cannot be used: {error}") from None
+            said = str(error)
+            if isinstance(error, OutOfMemory):
+                said = f"{error.message}; {DEVICE_REMEDY}"
+            elif isinstance(error, DeviceError) and error.result == "CUDA_ERROR_DEVICE_UNAVAILABLE":
+                said = (
+                    f"{error}; another process may have it to itself, or its compute mode forbids contexts "
+                    "(nvidia-smi says which): end that, or name another device in CUDA_VISIBLE_DEVICES"
+                )
+            raise NoDevice(f"{self.name}: cannot be used: {said}") from None
 
     def attach(self) -> None:
         """Makes the context the calling thread's, where it is not yet."""
@@ -154,12 +177,12 @@ class CudaDevice:
         """Returns the CUDA version that the driver supports, such as "13.0"."""
         return _dotted(self.call("cuDriverGetVersion"))
 
-    def allocate(self, size: int, what: str) -> int:
+    def allocate(self, size: int, what: str, remedy: str = DEVICE_REMEDY) -> int:
         """Returns the address of `size` bytes of device memory, 256-byte aligned, for as long as the device is open; 0 for no
-        bytes."""
+        bytes. `remedy` says what helps where there is too little."""
         if not size:
             return 0
-        address = int(self._taken("cuMemAlloc", size, f"{what}: {size} bytes of memory of {self.name}"))
+        address = int(self._taken("cuMemAlloc", size, f"{what}: {size} bytes of memory of {self.name}", remedy))
         self._owned.callback(self._release, "cuMemFree", address)
         return address
 
@@ -171,7 +194,8 @@ class CudaDevice:
 
     def pin(self, size: int, what: str) -> int:
         """Returns the address of `size` bytes of pinned host memory, zeroed, which go back to `unpin`."""
-        address = int(self._taken("cuMemAllocHost", size, f"{what}: {size} bytes of pinned host memory"))
+        what = f"{what}: {size} bytes of pinned host memory"
+        address = int(self._taken("cuMemAllocHost", size, what, "free some memory of this machine"))
         ctypes.memset(address, 0, size)
         return address
 
@@ -267,18 +291,18 @@ class CudaDevice:
     def _error(self, function: str, result: Any) -> FlareError:
         name, message = _described(self.api, function, result)
         if name == "CUDA_ERROR_OUT_OF_MEMORY":
-            return InputError(f"{message}; ask for less kv memory, or free some")
+            return OutOfMemory(message)
         if name not in FATAL:
             return DeviceError(message, name)
         self.lost = f"{message}; the device is lost to this process, start it again"
         return ReplayDead(self.lost)
 
-    def _taken(self, function: str, size: int, what: str) -> Any:
+    def _taken(self, function: str, size: int, what: str, remedy: str) -> Any:
         self.attach()
         try:
             return self.call(function, size)
-        except InputError as error:
-            raise InputError(f"{what}: {error}") from None
+        except OutOfMemory as error:
+            raise InputError(f"{what}: {error.message}; {remedy}") from None
 
     def _release(self, function: str, handle: Any) -> None:
         """Frees one thing. What a lost context does not free, the end of the process does."""

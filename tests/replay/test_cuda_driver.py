@@ -72,9 +72,9 @@ def test_a_device_is_opened_and_gives_all_back(fake: FakeCuda) -> None:
     "memory, pinned, text",
     [
         (4095, "", "weights: 4096 bytes of memory of fake device 0: cuMemAlloc: CUDA_ERROR_OUT_OF_MEMORY: out of memory; "
-         "ask for less kv memory, or free some"),
+         "free some memory of the device"),
         (1 << 20, "cuMemAllocHost=2", "host: 100 bytes of pinned host memory: cuMemAllocHost: CUDA_ERROR_OUT_OF_MEMORY: "
-         "injected into cuMemAllocHost_v2; ask for less kv memory, or free some"),
+         "injected into cuMemAllocHost_v2; free some memory of this machine"),
     ],
 )  # fmt: skip
 def test_memory_that_is_not_there(fake: FakeCuda, memory: int, pinned: str, text: str) -> None:
@@ -118,8 +118,16 @@ def test_no_device_is_said_in_one_line_each(fake: FakeCuda, monkeypatch: pytest.
     open_device(ALL).close()
     for function in ("cuDevicePrimaryCtxRetain", "cuCtxSetCurrent", "cuStreamCreate"):
         fake.fail(f"{function}=2")
-        assert refusal().startswith(f"fake device 0: cannot be used: {function}: CUDA_ERROR_OUT_OF_MEMORY"), function
-        assert not fake.contexts()
+        text = refusal()
+        assert text.startswith(f"fake device 0: cannot be used: {function}: CUDA_ERROR_OUT_OF_MEMORY"), function
+        assert text.endswith("; free some memory of the device") and not fake.contexts()
+    fake.fail("cuDevicePrimaryCtxRetain=46")
+    assert refusal() == (
+        "fake device 0: cannot be used: cuDevicePrimaryCtxRetain: CUDA_ERROR_DEVICE_UNAVAILABLE: injected into "
+        "cuDevicePrimaryCtxRetain; another process may have it to itself, or its compute mode forbids contexts "
+        "(nvidia-smi says which): end that, or name another device in CUDA_VISIBLE_DEVICES"
+    )
+    open_device(ALL).close()
     fake.fail("cuDeviceGetAttribute=101")
     assert refusal().startswith("CUDA device 0 cannot be used: cuDeviceGetAttribute: CUDA_ERROR_INVALID_DEVICE")
 

@@ -95,7 +95,7 @@ static CUresult refuse(CUresult result, const char* form, ...) {
 
 // A result that the header calls fatal stays: every later call gives it too.
 static int fatal(int result) {
-  return result == 214 || result == 46 || (result >= 700 && result <= 721 && result != 701 && result != 704 && result != 705 &&
+  return result == 214 || (result >= 700 && result <= 721 && result != 701 && result != 704 && result != 705 &&
          result != 708 && result != 712 && result != 713 && result != 720) || result == 999;
 }
 
