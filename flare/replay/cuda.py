@@ -165,13 +165,14 @@ class CudaReplay:
         if not count:
             return
         bucket = self._smallest(self._scores, 0, count)
+        padded = min(bucket.rows, self.max_rows - first)
         arrays = self._arrays
         c_int32.from_address(arrays.host("first")).value = first
         try:
             arrays.send("first", 0, 4)
-            for name in ("targets", "wanted"):
-                memmove(arrays.host(name) + 4 * first, self._at[name] + 4 * first, 4 * count)
-                arrays.send(name, 4 * first, 4 * count)
+            for name, sent in (("targets", count), ("wanted", padded)):
+                self._copy_in(name, count, sent, padding=0xFF, first=first)
+                arrays.send(name, 4 * first, 4 * sent)
             self._device.launch(bucket.graph)
             arrays.fetch("logprobs", first * _LOGPROBS_BYTES, count * _LOGPROBS_BYTES)
             self._device.synchronise()
@@ -255,10 +256,11 @@ class CudaReplay:
                 return bucket
         raise CoreError(f"{self._name}: no graph for {tokens} tokens and {rows} rows; export the core again")
 
-    def _copy_in(self, name: str, count: int, padded: int, padding: int = 0) -> None:
-        """Copies the first entries of an array to its twin, and sets the bytes of those up to `padded` to `padding`."""
-        host = self._arrays.host(name)
-        memmove(host, self._at[name], 4 * count)
+    def _copy_in(self, name: str, count: int, padded: int, padding: int = 0, first: int = 0) -> None:
+        """Copies entries of an array, those from `first` on, to its twin, and sets the bytes of `padded - count` behind them to
+        `padding`."""
+        host = self._arrays.host(name) + 4 * first
+        memmove(host, self._at[name] + 4 * first, 4 * count)
         memset(host + 4 * count, padding, 4 * (padded - count))
 
     def _copy_logprobs(self, first: int, count: int) -> None:

@@ -287,6 +287,23 @@ def test_rows_with_nan(open_tiny: Open) -> None:
     assert [replay.logprobs[i].rank for i in range(2)] == [1, 0]
 
 
+def test_rows_behind_those_that_are_scored_are_not_wanted(open_tiny: Open) -> None:
+    """Graphs of 2 and of 4 rows run from the first row on; they leave alone whose `wanted` is -1."""
+    replay = open_tiny()
+    replay.rows[:4] = range(4)
+    replay.step(fill(replay, [(0, 0, [1, 2, 3, 4])]), 4)
+    for first, count, wanted in (
+        (0, 4, [5, 6, 7, 8]),
+        (0, 1, [5, -1, 7, 8]),
+        (1, 3, [5, 6, 7, 8]),
+        (0, 3, [5, 6, 7, -1]),
+    ):
+        replay.targets[:4], replay.wanted[:4] = [9] * 4, [5, 6, 7, 8]
+        replay.score(first, count)
+        assert list(device_array(replay, "wanted", c_int32, 4)) == wanted, (first, count)
+        assert replay.wanted[:4] == [5, 6, 7, 8]
+
+
 def test_scores_of_rows_from_anywhere(open_tiny: Open) -> None:
     replay = prepared(open_tiny, [1, 2, 3, 4])
     logits = expected([1, 2, 3, 4])
