@@ -187,17 +187,16 @@ class CudaDevice:
         return address
 
     def allocate_host(self, size: int, what: str) -> int:
-        """As `pin`, for as long as the device is open."""
+        """As `pin`, for as long as the device is open, and zeroed."""
         address = self.pin(size, what)
+        ctypes.memset(address, 0, size)
         self._owned.callback(self._release, "cuMemFreeHost", address)
         return address
 
     def pin(self, size: int, what: str) -> int:
-        """Returns the address of `size` bytes of pinned host memory, zeroed, which go back to `unpin`."""
+        """Returns the address of `size` bytes of pinned host memory, of any content, which go back to `unpin`."""
         what = f"{what}: {size} bytes of pinned host memory"
-        address = int(self._taken("cuMemAllocHost", size, what, "free some memory of this machine"))
-        ctypes.memset(address, 0, size)
-        return address
+        return int(self._taken("cuMemAllocHost", size, what, "free some memory of this machine"))
 
     def unpin(self, address: int) -> None:
         """Frees what `pin` gave."""

@@ -326,7 +326,7 @@ class Pool {
   Array<Worker> workers_;
   Work work_{};
   uint32_t first_event_ = 0;  // of work_'s first phase
-  std::atomic<uint32_t> returned_{0};  // the event at which run() last returned
+  std::atomic<uint32_t> returned_{0};  // the event at which finish() last returned
   std::atomic<bool> stopping_{false};
   // On one line: whoever reports the end of a phase then owns all that the waiting threads look at.
   alignas(64) std::atomic<uint64_t> unfinished_{0};  // chunks not reported; above them, threads that prepared a share
