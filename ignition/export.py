@@ -105,11 +105,12 @@ def export_core(
         with progress.stage("pack"):
             pack_text(configured, text, writer)
             targets = [part.pack(options.weights, writer, progress) for part in (cpu, cuda) if part]
-        with progress.stage("prove"):
-            proof = prove(configured, storage, cpu, text, targets, writer, options, progress)
-            manifest = proof.manifest
+            draft = _manifest(configured, targets, text, writer, options)
             if cuda:
-                cuda.check(manifest)
+                cuda.check(draft)
+        with progress.stage("prove"):
+            proof = prove(configured, storage, cpu, draft, writer, progress)
+            manifest = proof.manifest
             writer.commit(manifest)
     return Report(
         output=writer.output,
@@ -247,10 +248,8 @@ def prove(
     configured: Configured,
     storage: Mapping[str, Stored],
     cpu: CpuExport | None,
-    text: TextFacts,
-    targets: list[CpuTarget | CudaTarget],
+    draft: Manifest,
     writer: CoreWriter,
-    options: Options,
     progress: Progress,
 ) -> Proof:
     """Stage 8. Runs the oracle's prompts through the torch reference and through every library that this machine can run.
@@ -262,7 +261,6 @@ def prove(
 
     from ignition.proof import run_oracle
 
-    draft = _manifest(configured, targets, text, writer, options)
     oracle, found, isas = run_oracle(
         recipe=configured.recipe,
         model=configured.model,
