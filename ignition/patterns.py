@@ -54,7 +54,9 @@ class Patterns:
         return (gate, up) if self.graph.root(gate.inputs[0]) is self.graph.root(up.inputs[0]) else None
 
     def residual_linear(self, node: Node) -> Node | None:
-        """The linear layer whose result an add alone uses."""
+        """The linear layer whose result an add alone uses, once."""
+        if self.graph.root(node.inputs[0]) is self.graph.root(node.inputs[1]):
+            return None
         for value in (node.inputs[1], node.inputs[0]):
             made_by = self.only_use(value, node)
             if made_by is not None and made_by.op == "linear":

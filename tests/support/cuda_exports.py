@@ -11,6 +11,7 @@ from flare.core.cuda_graph import CudaGraphs, decode_cuda_graphs
 from flare.core.manifest import Architecture, CudaTarget, Limits
 from ignition.capture import capture
 from ignition.checkpoint import open_checkpoint
+from ignition.graph import Graph
 from ignition.patterns import matrix_names
 from ignition.progress import Progress
 from ignition.reference import ReferenceModel
@@ -18,7 +19,7 @@ from ignition.targets.cuda.compile import KERNELS, Compiled, job
 from ignition.targets.cuda.compile_worker import Cubin
 from ignition.targets.cuda.export import CudaExport
 from ignition.targets.cuda.graphs import all_launches
-from ignition.weights import choose_storage
+from ignition.weights import Stored, choose_storage
 from recipes import dense
 from tests.support.cuda_segments import Segments
 
@@ -42,8 +43,10 @@ class Collected:
 
 @dataclass(frozen=True)
 class Exported:
-    """An export for cuda: its parts, and the reference model over the same stored weights."""
+    """An export for cuda: what it was made of, its parts, and the reference model over the same stored weights."""
 
+    graph: Graph
+    storage: dict[str, Stored]
     export: CudaExport
     target: CudaTarget
     files: dict[str, bytes]
@@ -93,4 +96,4 @@ def export_cuda(
     target = export.pack(weights, written, Progress())
     tensors: dict[str, Any] = {n: stored.values() for n, stored in storage.items() if stored.spec.value is None}
     reference = ReferenceModel(dense.RECIPE, model, tensors, pages=12, page_tokens=limits.page_tokens)
-    return Exported(export, target, written.files, reference)
+    return Exported(graph, storage, export, target, written.files, reference)

@@ -22,7 +22,7 @@ from ignition.targets.cuda import packing
 from ignition.targets.cuda.compile import Compiled, compile_launches
 from ignition.targets.cuda.compile_worker import Cubin
 from ignition.targets.cuda.graphs import all_launches, cubin_file, make_graphs, place
-from ignition.targets.cuda.lower import compute_dtype, lower
+from ignition.targets.cuda.lower import compute_dtype, linear_weights, lower
 from ignition.targets.cuda.operands import QUANTISED
 from ignition.weights import VECTOR, Stored
 
@@ -42,6 +42,7 @@ class CudaExport:
     ) -> None:
         self.limits = limits
         self.vocabulary = vocabulary
+        self.layers = linear_weights(graph)
         self.compute = compute_dtype(graph, {name: stored.format for name, stored in storage.items()})
         storage, self.notices = widened(graph, storage, self.compute)
         formats = {name: stored.format for name, stored in storage.items()}
@@ -122,17 +123,21 @@ class CudaExport:
         ]
 
     def decode_weight_bytes(self) -> int:
-        """Bytes of weights that one decode step of one request reads: of a table that is only looked up in, one row."""
+        """Bytes of weights that one decode step of one request reads: of a table the row that is looked up, and all of it where
+        a linear layer has it too."""
         total = 0
         for name, stored in self.weights.storage.items():
             size = self.weights.spans[name].bytes
-            total += size // stored.spec.shape[0] if name in self.any.tables else size
+            if name in self.any.tables:
+                total += size // stored.spec.shape[0]
+            if name not in self.any.tables or name in self.layers:
+                total += size
         return total
 
 
 def widened(graph: Graph, storage: Mapping[str, Stored], compute: str) -> tuple[Mapping[str, Stored], list[str]]:
     """The storage with float weights of linear layers in the compute dtype: f32 where they were of several, without loss."""
-    layers = {graph.root(node.inputs[1]).name for node in graph.nodes if node.op == "linear"}
+    layers = linear_weights(graph)
     others = sorted({storage[name].format for name in layers} - QUANTISED - {compute})
     if not others:
         return storage, []

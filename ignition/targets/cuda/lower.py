@@ -33,11 +33,15 @@ from ignition.targets.cuda.operands import QUANTISED, Buffer, Operands, at, coun
 from ignition.targets.cuda.works import Launches, Lowered, Work
 
 
+def linear_weights(graph: Graph) -> set[str]:
+    """The names of the weights that linear layers multiply with."""
+    return {graph.root(node.inputs[1]).name for node in graph.nodes if node.op == "linear"}
+
+
 def compute_dtype(graph: Graph, formats: Mapping[str, str]) -> Element:
     """Returns what linear layers' inputs and the kv pages hold: the one float format among the layers' weights, bf16 where all
     are quantised, f32 where they disagree."""
-    layers = {graph.root(node.inputs[1]).name for node in graph.nodes if node.op == "linear"}
-    floats = {formats[name] for name in layers} - QUANTISED
+    floats = {formats[name] for name in linear_weights(graph)} - QUANTISED
     if len(floats) > 1:
         return "f32"
     return "bf16" if not floats else floats.pop()
@@ -89,7 +93,7 @@ class _Lowering:
             if node.op not in handlers:
                 raise InputError(
                     f"op {node.op}: the cuda target has no kernel for it here; it has {', '.join(sorted(handlers))}, and rope "
-                    "between a projection and attention"
+                    "between a projection and attention; use --target cpu"
                 )
             handlers[node.op](node)
         return Lowered(
@@ -120,13 +124,15 @@ class _Lowering:
         readers = [node for node in self.patterns.uses[state.id] if node.op == "attention"]
         if len(readers) != 1:
             raise InputError(
-                f"state {state.name}: {len(readers)} attention ops read it; the cuda target has kernels for one"
+                f"state {state.name}: {len(readers)} attention ops read it; the cuda target has kernels for one; "
+                "use --target cpu"
             )
         chains = self._chains(write, readers[0])
         if chains is None:
             raise InputError(
-                f"state {state.name}: the cuda target has kernels for queries, keys and values that come from linear layers, "
-                "with the same norms and rope for queries and keys, and none for values"
+                f"state {state.name}: on cuda queries, keys and values come from linear layers and are used once, queries and "
+                "keys behind the same norms and rope, values without, and queries before the store of keys and values; "
+                "use --target cpu"
             )
         self.queries[id(write)] = readers[0]
         self.absorbed.update(id(node) for chain in chains for node in chain)
@@ -221,7 +227,9 @@ class _Lowering:
     def _rms_norm(self, node: Node) -> None:
         label = self.operands.weight_name(node.inputs[1])
         if len(self.graph.values[node.inputs[0]].shape) != 2:
-            raise InputError(f"{label}: the cuda target norms heads only between a projection and attention")
+            raise InputError(
+                f"{label}: the cuda target norms heads only between a projection and attention; use --target cpu"
+            )
         selection = self.patterns.row_selection(node)
         source = self.operands.get(selection.inputs[0] if selection else node.inputs[0])
         weight, out = self.operands.vector(node.inputs[1]), self.operands.make(node.outputs[0], rounded=True)

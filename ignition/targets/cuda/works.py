@@ -26,7 +26,7 @@ class Work:
 @dataclass(frozen=True, slots=True)
 class Lowered:
     """Works in order, their buffers by id, bytes of one kv page, and the packed weights: which of the recipe's weights each one
-    joins, in the order of their first use. tables: packed weights of which a step reads a row for each token."""
+    joins, in the order of their first use. tables: packed weights in which a row is looked up for each token."""
 
     works: list[Work]
     buffers: list[Buffer]

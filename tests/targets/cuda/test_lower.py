@@ -18,6 +18,8 @@ from ignition.capture import capture
 from ignition.options import ARCHITECTURES
 from ignition.oracle import deviation
 from ignition.patterns import matrix_names
+from ignition.targets.cpu.export import CpuExport
+from ignition.targets.cpu.lower import lower as lower_for_cpu
 from ignition.targets.cuda.graphs import bucket_sizes
 from ignition.targets.cuda.lower import compute_dtype, lower
 from recipes import KvSpec, Recipe, StepIO, WeightSpec
@@ -105,6 +107,15 @@ def test_a_row_has_the_same_bits_in_every_bucket(llama: Exported) -> None:
     chunk = step(alone, 2, [200, 9], [0, 1], [2, 2], [1, 0])
     found = step(together, 16, *FIRST[:3], [2, 4, 3])
     assert torch.equal(found, torch.cat([last, chunk]))
+
+
+@pytest.mark.parametrize(("kind", "rows"), [("llama", 1 - VOCABULARY), ("llama_tied", 1)])
+def test_a_decode_step_reads_the_weights_that_it_reads_on_the_cpu(kind: str, rows: int, tmp_path: Path) -> None:
+    """Of the table a row, and all of it as well where it is the output layer. Both targets pack f32 alike."""
+    found = exported(tmp_path, kind)
+    weights = found.target.weights
+    assert weights.decode_weight_bytes == sum(weights.formats.values()) + rows * 64 * 4
+    assert weights.decode_weight_bytes == CpuExport(found.graph, found.storage, LIMITS).decode_weight_bytes()
 
 
 def test_buckets_are_powers_of_two_and_the_limits() -> None:
@@ -260,6 +271,14 @@ def attend(q, k, v, io: StepIO) -> Tensor:
     return ops.attention(q, io.state["kv"], io.positions, io.slots, io.page_table, 0.2, 0)
 
 
+def late_queries(x: Tensor, square: Tensor, io: StepIO) -> Tensor:
+    """Attention whose queries are made behind the store of its keys and values."""
+    k, v = (ops.linear(x, square).view(-1, 2, 32) for _ in range(2))
+    ops.kv_write(io.state["kv"], k, v, io.positions, io.slots, io.page_table)
+    q = ops.linear(x, square).view(-1, 2, 32)
+    return ops.attention(q, io.state["kv"], io.positions, io.slots, io.page_table, 0.2, 0)
+
+
 @pytest.mark.parametrize(
     ("change", "names", "states", "said"),
     [
@@ -285,7 +304,13 @@ def attend(q, k, v, io: StepIO) -> Tensor:
             lambda x, w, io: attend(*[x.view(-1, 2, 32)] * 3, io),
             "",
             True,
-            "state kv: the cuda target has kernels for queries, keys and values that come from linear layers",
+            "state kv: on cuda queries, keys and values come from linear layers and are used once",
+        ),
+        (
+            lambda x, w, io: late_queries(ops.rms_norm(x, w["norm"], 1e-5), w["square"], io),
+            "square",
+            True,
+            "state kv: on cuda queries, keys and values come from linear layers and are used once",
         ),
     ],
 )
@@ -312,3 +337,21 @@ def test_ops_that_nothing_takes_in_have_launches_of_their_own() -> None:
         "norm.rms_norm",
         "linear.linear",
     ]
+
+
+def test_a_layer_added_to_itself_is_no_residual() -> None:
+    def change(x: Tensor, w: dict[str, Tensor], io: StepIO) -> Tensor:
+        y = ops.linear(ops.rms_norm(x, w["norm"], 1e-5), w["square"])
+        return ops.add(y, y)
+
+    graph = odd_graph(change, "square")
+    formats = {name: "f32" for name in matrix_names(graph)}
+    launches = [
+        launch for work in lower(graph, formats, "f32", LIMITS, "sm_80").works for launch in work.launches(4, 3)
+    ]
+    (product, doubled) = launches[2:4]
+    assert product.kernel == "linear.linear" and product.args["residual"] is None
+    assert doubled.kernel == "elementwise.add" and doubled.args["a"] == doubled.args["b"] == product.args["out"]
+    layer, add = lower_for_cpu(graph, formats, "f32", LIMITS).calls[2:4]
+    assert layer.kernel == "Linear<Tokens, F32, 64, 64, false, false>" and add.kernel == "Add<64>"
+    assert add.operands[:2] == (layer.operands[-1],) * 2
