@@ -156,8 +156,12 @@ def export(
         int, typer.Option(metavar="N", help="Most tokens of one step, prompts and answers together.")
     ] = 512,
     isa: Annotated[
-        str, typer.Option(metavar="LEVELS", help="Comma-separated instruction sets to compile for.")
-    ] = "x86-64-v4,x86-64-v3,generic",
+        str | None,
+        typer.Option(
+            metavar="LEVELS",
+            help="Comma-separated instruction sets of the cpu target; default: x86-64-v4,x86-64-v3,generic.",
+        ),
+    ] = None,
     sampling_ranges: Annotated[
         str | None,
         typer.Option(
@@ -179,7 +183,8 @@ def export(
     cpu_fallback: Annotated[
         bool,
         typer.Option(
-            "--cpu-fallback/--no-cpu-fallback", help="Have flare interpret ops that have no kernel, or refuse."
+            "--cpu-fallback/--no-cpu-fallback",
+            help="Have flare interpret ops without a kernel of the cpu target, or refuse.",
         ),
     ] = True,
 ) -> None:
@@ -195,7 +200,7 @@ def export(
         slots=slots,
         page_tokens=page_tokens,
         max_step_tokens=max_step_tokens,
-        isas=tuple(part.strip() for part in isa.split(",") if part.strip()),
+        isas=None if isa is None else tuple(part.strip() for part in isa.split(",") if part.strip()),
         sampling_ranges=sampling_ranges,
         prompt_logprobs=prompt_logprobs,
         targets=tuple(target or ("cpu",)),

@@ -99,7 +99,7 @@ def export_core(
             progress.notice(line)
         with progress.stage("compile"):
             if cpu:
-                cpu.compile(options.isas, writer, progress)
+                cpu.compile(options.levels, writer, progress)
             if cuda:
                 cuda.compile(progress)
         with progress.stage("pack"):

@@ -23,7 +23,8 @@ class Options:
     """What the command line chooses; tokens, slots and levels as in `Limits`. None stands for the model's own value.
 
     targets: "cpu", and "cuda:" with architectures behind it, separated by commas.
-    cpu_fallback: ops without a kernel may be interpreted.
+    isas: of the cpu target; None stands for all.
+    cpu_fallback: ops without a kernel of the cpu target may be interpreted.
     """
 
     weights: str = "auto"
@@ -31,7 +32,7 @@ class Options:
     slots: int = 32
     page_tokens: int = 16
     max_step_tokens: int = 512
-    isas: tuple[str, ...] = ISAS
+    isas: tuple[str, ...] | None = None
     sampling_ranges: str | None = None
     prompt_logprobs: bool = False
     targets: tuple[str, ...] = ("cpu",)
@@ -41,6 +42,11 @@ class Options:
     def cpu(self) -> bool:
         """Whether the core is to run on the processor."""
         return "cpu" in self.targets
+
+    @property
+    def levels(self) -> tuple[str, ...]:
+        """The instruction set levels to compile the cpu target for."""
+        return ISAS if self.isas is None else self.isas
 
     @property
     def architectures(self) -> tuple[Architecture, ...]:
@@ -80,8 +86,12 @@ class Options:
             raise InputError(f"--max-context is {self.max_context}, must be positive")
         if self.page_tokens % 16:
             raise InputError(f"--page-tokens is {self.page_tokens}, must be a multiple of 16")
-        if not self.isas or set(self.isas) - set(ISAS) or len(set(self.isas)) != len(self.isas):
-            raise InputError(f"--isa is {','.join(self.isas)!r}, must be levels of {', '.join(ISAS)}, each once")
+        if self.isas is not None and not self.cpu:
+            raise InputError(
+                f"--isa is {','.join(self.isas)!r}, but it is for the cpu target; leave it out, or add --target cpu"
+            )
+        if not self.levels or set(self.levels) - set(ISAS) or len(set(self.levels)) != len(self.levels):
+            raise InputError(f"--isa is {','.join(self.levels)!r}, must be levels of {', '.join(ISAS)}, each once")
         if self.max_step_tokens < self.slots:
             raise InputError(
                 f"--max-step-tokens is {self.max_step_tokens}, must be at least --slots, which is {self.slots}"

@@ -21,7 +21,7 @@ from flare.replay import cuda_driver
 from flare.replay.cuda_driver import NoDevice
 from ignition.export import export_core
 from ignition.inspect import describe
-from ignition.options import ARCHITECTURES, Options
+from ignition.options import ARCHITECTURES, ISAS, Options
 from ignition.report import Report
 from ignition.targets.cuda.compile import Compiled, compile_launches
 from ignition.validate import validate_core
@@ -186,6 +186,19 @@ def test_targets_that_cannot_be_are_refused_by_name(targets: tuple[str, ...], we
     with pytest.raises(InputError) as caught:
         Options(targets=targets, weights=weights).check()
     assert str(caught.value).startswith(said) and "\n" not in str(caught.value)
+
+
+def test_levels_without_a_cpu_target_are_refused_by_name(checkpoint: Path, tmp_path: Path) -> None:
+    from ignition.cli import app
+
+    arguments = ["export", str(checkpoint), "-o", str(tmp_path / "core"), "--isa", "generic", "--target"]
+    with pytest.raises(
+        InputError, match=r"^--isa is 'generic', but it is for the cpu target; leave it out, or add --t"
+    ):
+        app([*arguments, "cuda:sm_90a"])
+    Options(targets=("cpu", "cuda:sm_90a"), isas=("generic",)).check()
+    Options(targets=("cuda:sm_90a",)).check()
+    assert Options(targets=("cpu", "cuda:sm_90a")).levels == ISAS
 
 
 def test_architectures_come_in_their_fixed_order_whatever_was_said() -> None:
