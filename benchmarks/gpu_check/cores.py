@@ -11,6 +11,7 @@ import numpy as np
 
 from benchmarks.gpu_check.findings import Checks, Finding, at_most, measured
 from benchmarks.gpu_check.rated import logprob_excess, wanted_token
+from flare.core.cuda_graph import CudaGraphs, KernelNode
 from flare.core.directory import Core, open_core
 from flare.core.manifest import MAX_ALTERNATIVES
 from flare.core.oracle import Prompt, read_oracle
@@ -24,12 +25,20 @@ Part = tuple[int, int, int]
 """A slot, and the first and the last but one position of its tokens in a step."""
 
 
-def open_replay(core: Core, kv_pages: int) -> CudaReplay:
-    """Opens a core's cuda target on the first device that it has kernels for."""
+def open_replay(core: Core, kv_pages: int) -> tuple[CudaReplay, CudaGraphs]:
+    """Opens a core's cuda target on the first device that it has kernels for; returns the graphs that it runs, too."""
     assert core.manifest.cuda is not None
     device = open_device(core.manifest.cuda.architectures)
     program = CudaProgram.open(core, device.architecture)  # type: ignore[arg-type]
-    return CudaReplay(program, device=device, kv_pages=kv_pages)
+    return CudaReplay(program, device=device, kv_pages=kv_pages), program.graphs
+
+
+def few_tokens(graphs: CudaGraphs) -> int:
+    """The most tokens of a step that runs other kernels than the largest steps do; 0 where all run the same."""
+    kernels = [{node.kernel for node in bucket.nodes if isinstance(node, KernelNode)} for bucket in graphs.step]
+    return max(
+        (bucket.tokens for bucket, used in zip(graphs.step, kernels, strict=True) if used != kernels[-1]), default=0
+    )
 
 
 def check_core(checks: Checks, path: Path) -> None:
@@ -39,8 +48,9 @@ def check_core(checks: Checks, path: Path) -> None:
     oracle, limits = read_oracle(core), core.manifest.limits
     prompts = oracle.prompts[: limits.slots]
     pages = limits.slots * -(-max(len(prompt.tokens) for prompt in oracle.prompts) // limits.page_tokens)
-    with open_replay(core, pages) as replay:
-        company = Company(replay, prompts)
+    replay, graphs = open_replay(core, pages)
+    with replay:
+        company = Company(replay, prompts, few_tokens(graphs))
         formats = core.manifest.cuda.weights.formats
 
         def oracle_replayed() -> Finding:
@@ -49,16 +59,19 @@ def check_core(checks: Checks, path: Path) -> None:
         checks.run("oracle", oracle_replayed)
         checks.run("rows one by one", company.one_by_one)
         checks.run("rows in mixed steps", company.mixed)
+        checks.run("rows in one full step", company.full)
         checks.run("greedy tokens", company.greedy)
         checks.run("draws from its logits", company.draws)
 
 
 class Company:
-    """The oracle's prompts alone and beside each other. A prompt's row at a position is known by a hash of its logits."""
+    """The oracle's prompts alone and beside each other. A prompt's row at a position is known by a hash of its logits.
+    few: the most tokens of a step that runs other kernels than the largest steps do."""
 
-    def __init__(self, replay: CudaReplay, prompts: Sequence[Prompt]) -> None:
+    def __init__(self, replay: CudaReplay, prompts: Sequence[Prompt], few: int) -> None:
         self.replay = replay
         self.prompts = prompts
+        self.few = few
         self._alone: list[list[str]] = []
 
     @property
@@ -80,16 +93,40 @@ class Company:
         return at_most(differing, 0, "rows whose bits differ from those of larger steps", rows_compared=len(wanted))
 
     def mixed(self) -> Finding:
-        """All prompts at once, in parts of random length, in steps of every size."""
-        differing = compared = 0
+        """All prompts at once, in parts of random length: up to 17 tokens of each in a step."""
+        alone, differing, compared = self.alone, 0, 0  # before any step: it takes the first slot and its pages
         slots = {slot: slot for slot in range(len(self.prompts))}
         for slot in slots:
             self._own_pages(slot)
         for parts in self._schedule():
             for slot, position, digest in self._step(parts, slots):
                 compared += 1
-                differing += digest != self.alone[slot][position]
+                differing += digest != alone[slot][position]
         return at_most(differing, 0, "rows whose bits differ from those alone", rows_compared=compared)
+
+    def full(self) -> Finding:
+        """The prompts over and over, one in each slot, in a step of as many tokens as it can take: that of the largest bucket,
+        where the slots hold so many. It runs again until each of its rows was among those with logits."""
+        limits, alone = self.replay.limits, self.alone
+        slots = {slot: slot % len(self.prompts) for slot in range(limits.slots)}
+        parts: list[Part] = []
+        room = limits.max_step_tokens
+        for slot, number in slots.items():
+            self._own_pages(slot)
+            if count := min(room, len(self.prompts[number].tokens)):
+                parts.append((slot, 0, count))
+                room -= count
+        tokens = limits.max_step_tokens - room
+        differing = compared = 0
+        for first in range(0, tokens, limits.max_rows):
+            rows = range(first, min(first + limits.max_rows, tokens))
+            for slot, position, digest in self._step(parts, slots, rows):
+                compared += 1
+                differing += digest != alone[slots[slot]][position]
+        if self.few and tokens <= self.few:
+            note = f"a step of {tokens} tokens shows nothing of the kernels of more than {self.few}; give the core more slots"
+            return Finding(False, tokens, self.few, note)
+        return at_most(differing, 0, "rows whose bits differ from those alone", rows_compared=compared, tokens=tokens)
 
     def greedy(self) -> Finding:
         """Each prompt's continuation, drawn alone and beside the others: the same tokens. How many are the reference's."""
@@ -140,13 +177,16 @@ class Company:
                     room -= count
             yield parts
 
-    def _step(self, parts: Sequence[Part], prompts: dict[int, int]) -> list[tuple[int, int, str]]:
-        """Runs a step; returns slot, position and hash of as many rows as there may be, the last ones first."""
+    def _step(
+        self, parts: Sequence[Part], prompts: dict[int, int], rows: Sequence[int] | None = None
+    ) -> list[tuple[int, int, str]]:
+        """Runs a step; returns slot, position and hash of the rows of these tokens, else of as many as there may be, the last
+        ones first."""
         replay, tokens = self.replay, [(slot, position) for slot, begin, end in parts for position in range(begin, end)]
         for i, (slot, position) in enumerate(tokens):
             replay.tokens[i] = self.prompts[prompts[slot]].tokens[position]
             replay.positions[i], replay.slots[i] = position, slot
-        rows = list(range(len(tokens)))[::-1][: replay.max_rows]
+        rows = list(range(len(tokens)))[::-1][: replay.max_rows] if rows is None else list(rows)
         replay.rows[: len(rows)] = rows
         replay.step(len(tokens), len(rows))
         digests = [hashlib.sha256(replay.logits(row)).hexdigest()[:32] for row in range(len(rows))]

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,13 @@ import pytest
 
 from benchmarks.gpu_check.__main__ import main
 from benchmarks.gpu_check.children import run_group
+from benchmarks.gpu_check.cores import Company, few_tokens
 from benchmarks.gpu_check.plan import KINDS, core_names, groups, pack_weights, unpack
+from flare.core.cuda_graph import Bucket, CudaGraphs, KernelNode
+from flare.core.oracle import Positions, Prompt
 from tests.conftest import once
 from tests.support.forged_cores import forge, graph
+from tests.support.scripted_replay import ScriptedReplay
 
 Result = dict[str, Any]
 
@@ -72,6 +77,7 @@ def test_a_good_core_passes_and_is_timed(bundle: Path, fake_libcuda: Path, tmp_p
     found = {entry["check"]: entry for entry in result["checks"]}
     assert found["device"]["figures"]["architecture"] == "sm_90a"
     assert found["rows in mixed steps"]["figures"]["rows_compared"] > 3
+    assert found["rows in one full step"]["figures"] == {"rows_compared": 2, "tokens": 2}
     assert found["rows one by one"]["figures"]["rows_compared"] == 4
     assert found["greedy tokens"]["figures"] == {"tokens": 4, "equal_to_reference": 4}
     assert found["draws from its logits"]["figures"]["drawn"] == 6
@@ -109,6 +115,55 @@ def test_a_core_whose_oracle_is_off_is_found(bundle: Path, fake_libcuda: Path, t
     result = check(spoilt, fake_libcuda, tmp_path / "out.json", "", "core:*")
     assert failed(result) == ["oracle"]
     assert "out of tolerance" in result["checks"][0]["note"]
+
+
+class LargeSteps(ScriptedReplay):
+    """One bit of a logit is another in steps of more than 64 tokens."""
+
+    page_tokens, max_rows, max_step_tokens = 16, 4, 100
+    bit = False
+    large = False
+
+    def step(self, n_tokens: int, n_rows: int, meanwhile: Callable[[], None] | None = None) -> None:
+        super().step(n_tokens, n_rows, meanwhile)
+        self.large = n_tokens > 64
+
+    def logits(self, row: int) -> memoryview:
+        values = super().logits(row)
+        values.cast("B")[0] ^= self.large and self.bit
+        return values
+
+
+def company(slots: int) -> tuple[Company, LargeSteps]:
+    replay = LargeSteps(max_context=64, slots=slots, max_step_tokens=100, max_rows=4, kv_pages=3 * slots)
+    replay.kv_pages = 3 * slots
+    answers = Positions(ids=[], logprobs=[], scores=[], ranks=[])
+    prompts = [Prompt([(7 * i + n) % 256 for i in range(n)], n - 2, answers, {}) for n in (20, 40)]
+    return Company(replay, prompts, 64), replay
+
+
+def test_a_bit_in_large_steps_alone_is_found_by_the_full_one() -> None:
+    good, _ = company(slots=4)
+    assert good.full().ok and good.full().figures == {"rows_compared": 100, "tokens": 100}
+    bad, replay = company(slots=4)
+    replay.bit = True
+    assert bad.mixed().ok and bad.one_by_one().ok
+    found = bad.full()
+    assert not found.ok and found.figure == 100
+    found = company(slots=2)[0].full()
+    assert not found.ok and "a step of 60 tokens shows nothing of the kernels of more than 64" in found.note
+
+
+def test_steps_are_few_while_they_run_other_kernels_than_the_largest() -> None:
+    def bucket(tokens: int, *kernels: int) -> Bucket:
+        nodes = [KernelNode(kernel=number, grid=(1, 1, 1), args=[], label="", after=[]) for number in kernels]
+        return Bucket(tokens=tokens, rows=1, nodes=nodes)
+
+    def few(*step: Bucket) -> int:
+        return few_tokens(CudaGraphs(arch="sm_80", kernels=[], step=list(step), sample=[], score=[], io={}))
+
+    assert few(bucket(1, 0, 1, 2), bucket(64, 0, 1, 2), bucket(128, 0, 3), bucket(200, 0, 3)) == 64
+    assert few(bucket(1, 0, 1), bucket(2, 1, 0)) == 0
 
 
 def test_a_lost_device_costs_one_check(bundle: Path, fake_libcuda: Path, tmp_path: Path) -> None:
