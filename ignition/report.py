@@ -58,6 +58,7 @@ class Report:
             f"{name} {size(count)}" for name, count in sorted(self.files.items(), key=lambda f: -f[1])[:4]
         )
         weights = "; ".join(_weights(target) for target in self.targets)
+        memory = "; ".join(_memory(target) for target in self.targets)
         proof = "the reference's answers are stored; a device's cannot be had without one"
         if self.deviation is not None:
             proof = (
@@ -69,6 +70,7 @@ class Report:
                 f"core      {self.output}  (id {self.core_id[:16]})",
                 f"size      {size(sum(self.files.values()))}: {files}",
                 f"weights   {weights}",
+                f"memory    {memory}",
                 *(architecture.text() for architecture in self.architectures),
                 f"proof     {proof}",
                 f"logprobs  {logprobs_text(self.logprobs.alternatives, self.logprobs.explicit_ids, self.logprobs.prompt)}",
@@ -82,3 +84,10 @@ class Report:
 def _weights(target: CpuTarget | CudaTarget) -> str:
     formats = ", ".join(f"{name} {size(count)}" for name, count in sorted(target.weights.formats.items()))
     return f"{formats} (cuda)" if isinstance(target, CudaTarget) else formats
+
+
+def _memory(target: CpuTarget | CudaTarget) -> str:
+    """What a server takes beside weights and kv pages."""
+    segments = target.segments
+    found = f"arena {size(segments.arena_bytes)}, io {size(segments.io_bytes)}"
+    return f"{found}, host {size(segments.host_bytes)} (cuda)" if isinstance(target, CudaTarget) else found

@@ -20,7 +20,7 @@ from flare.errors import InputError
 from flare.replay import cuda_driver
 from flare.replay.cuda_driver import NoDevice
 from ignition.export import export_core
-from ignition.inspect import describe
+from ignition.inspect import describe, size
 from ignition.options import ARCHITECTURES, ISAS, Options
 from ignition.report import Report
 from ignition.targets.cuda.compile import Compiled, compile_launches
@@ -90,6 +90,9 @@ def test_the_report_counts_what_was_compiled(exported: Report) -> None:
     assert list(report.nodes["sample"]) == list(report.nodes["score"]) == [1, 2]
     text = exported.text()
     assert f"sm_90a    {report.kernels} kernels in {report.cubins} cubins" in text and "cannot be had" in text
+    sizes = open_core(exported.output).manifest.cuda.segments
+    wanted = (size(count) for count in (sizes.arena_bytes, sizes.io_bytes, sizes.host_bytes))
+    assert "\nmemory    arena {}, io {}, host {} (cuda)\n".format(*wanted) in text
     json.dumps(shown)
 
 

@@ -92,31 +92,38 @@ def compile_job(job: Job) -> Result:
         return Failure(last_line(error))
 
 
-def _compile(job: Job) -> Result:
+def build(job: Job) -> Any:
+    """Returns a kernel as Triton compiles it, with all of its forms. Raises ValueError where its parameters are not the job's,
+    and whatever Triton raises."""
     import triton
     from triton.backends.compiler import GPUTarget
-    from triton.backends.nvidia.compiler import get_ptxas
     from triton.compiler import ASTSource
 
     file, _, name = job.kernel.rpartition(".")
     function: Any = getattr(import_module(f"{job.package}.{file}"), name)
     if wrong := set(function.arg_names) ^ {*job.signature, *job.constants}:
-        return Failure(f"its parameters and the launch differ in {', '.join(sorted(wrong))}")
+        raise ValueError(f"its parameters and the launch differ in {', '.join(sorted(wrong))}")
     signature = {parameter: job.signature.get(parameter, "constexpr") for parameter in function.arg_names}
     aligned = {
         (index,): [["tt.divisibility", 16]] for index, type_ in enumerate(signature.values()) if type_.startswith("*")
     }
-    begin = time.perf_counter()
     source = ASTSource(function, signature, job.constants, aligned)
-    number = capability(job.architecture)
     options = {"num_warps": job.warps, "num_stages": job.stages, "num_ctas": 1, "enable_fp_fusion": False}
-    compiled = triton.compile(source, target=GPUTarget("cuda", number, 32), options=options)
+    return triton.compile(source, target=GPUTarget("cuda", capability(job.architecture), 32), options=options)
+
+
+def _compile(job: Job) -> Result:
+    import triton
+    from triton.backends.nvidia.compiler import get_ptxas
+
+    begin = time.perf_counter()
+    compiled = build(job)
     facts = compiled.metadata
     if facts.global_scratch_size or facts.profile_scratch_size:
         return Failure("it wants scratch memory in global memory, which a graph's nodes do not have")
     if facts.num_ctas != 1:
         return Failure(f"it wants clusters of {facts.num_ctas} blocks, which a graph's nodes do not have")
-    versions = {"triton": triton.__version__, "ptxas": get_ptxas(number).version}
+    versions = {"triton": triton.__version__, "ptxas": get_ptxas(capability(job.architecture)).version}
     seconds = time.perf_counter() - begin
     return Cubin(compiled.asm["cubin"], facts.name, 32 * facts.num_warps, facts.shared, versions, seconds)
 

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 Element = Literal["f32", "bf16", "f16", "fp8", "i32", "u32", "i64", "i8", "u8"]
-ELEMENTS: tuple[Element, ...] = get_args(Element)
 
 BYTES: Mapping[str, int] = {"f32": 4, "bf16": 2, "f16": 2, "fp8": 1, "i32": 4, "u32": 4, "i64": 8, "i8": 1, "u8": 1}
 """Bytes of an element."""

@@ -9,10 +9,10 @@ Where a tile's limits come from:
   multiprocessors (58 to 170, here taken for 128), so narrow matrices get narrow tiles. Splitting K would give small matrices
   more programs as well, but costs a second node for the ordered sum, of about as many microseconds as it saves.
 - **Masked token rows load nothing**, but are multiplied. A tile of M token rows does 2 M / (bytes of an element) operations
-  on a byte of weights; times memory's speed that must stay well below what the tensor cores do with f32 sums:
+  on a byte of weights; times memory's speed that may be a third of what the tensor cores do with f32 sums:
   M = 64 needs 300 of an H200's 990 TFLOPS (bf16), 32 needs 64 of an A100's 312, 32 of a 4090's 165 and 57 of a 5090's 209;
-  a 3090 does 36, so M is 16 on sm_86. q8 doubles and q4 quadruples the need, and both scale each group's partial sums on
-  the ordinary cores, M / 32 fused multiplications for a weight: M is less there.
+  32 would need 30 of a 3090's 71, so M is 16 on sm_86. q8 doubles and q4 quadruples the need, and both scale each group's
+  partial sums on the ordinary cores, M / 32 fused multiplications for a weight: M is less there.
 - **A prompt's tokens re-read the weights** from the L2 cache, T / M times, and M as large as decoding lets it be keeps that
   near what the tensor cores need anyway.
 - **Warp-group instructions** (sm_90a) and tensor memory (sm_100a, sm_103a) want M = 64; what is not copied but made in

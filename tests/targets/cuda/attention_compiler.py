@@ -10,15 +10,14 @@ import json
 import re
 import subprocess
 import sys
-from importlib import import_module
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any
 
 import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
 
+from ignition.targets.cuda.compile import job
+from ignition.targets.cuda.compile_worker import build
 from ignition.targets.cuda.kernels.attention_decode import attention_split_launch
 from ignition.targets.cuda.kernels.attention_prefill import attention_tile_launch
 from ignition.targets.cuda.kernels.attention_shape import PagedAttention
@@ -40,13 +39,7 @@ def launch(form: str, architecture: str, element: str, head_dim: int) -> Launch:
 def compiled(launch: Launch, architecture: str) -> dict[str, Any]:
     """shared: bytes. registers: of a thread. products: every dot's instruction and what it multiplies, without the rows.
     local: loads and stores of local memory in the loop over blocks that all rows see, which copies them ahead."""
-    file, _, name = launch.kernel.rpartition(".")
-    function = getattr(import_module(f"ignition.targets.cuda.kernels.{file}"), name)
-    types = {parameter: launch.signature().get(parameter, "constexpr") for parameter in function.arg_names}
-    aligned = {(i,): [["tt.divisibility", 16]] for i, type_ in enumerate(types.values()) if type_.startswith("*")}
-    target = GPUTarget("cuda", int(re.sub(r"\D", "", architecture)), 32)
-    options = {"num_warps": launch.warps, "num_stages": launch.stages, "num_ctas": 1, "enable_fp_fusion": False}
-    kernel = triton.compile(ASTSource(function, types, launch.all_constants(), aligned), target=target, options=options)
+    kernel = build(job(launch, architecture))
     with NamedTemporaryFile(suffix=".cubin") as cubin:
         cubin.write(kernel.asm["cubin"])
         cubin.flush()

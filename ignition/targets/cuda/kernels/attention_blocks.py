@@ -10,7 +10,8 @@ pages alone, if each row of a tile is computed alike wherever it stands and what
   ordinary sum's order would follow from how a tile is spread over threads. Maxima have no order, all else is by element.
 - A block that a row sees nothing of leaves its state as it was, and a hidden position has weight zero. Non-finite values would
   survive a zero weight, so blocks in which some row does not see all are computed from cleaned values, and a row that does see
-  such a value becomes NaN in all its columns, as `finished` has it everywhere.
+  such a value becomes NaN in all columns that its program makes, as `finished` has it everywhere: all of a head's, or a part of
+  128 where it has more.
 
 That both kernels use the same instructions can be read off what the compiler writes (tests/targets/cuda). That an instruction
 gives a row the same bits in every place of a tile is how tensor cores work as far as is known, and for a device to show.
