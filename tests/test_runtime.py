@@ -341,10 +341,11 @@ def test_tools_and_reasoning_from_prompt_to_events(batches: SimpleQueue[Any]) ->
     assert found == {f"[n__f][g]system:Be kind.\n\n{CALL_A_TOOL};user:hi;<think>"}
     found, events = ask(Tools(offered, "named", "f", "n"), switch=False)
     assert found == {"[n__f]user:hi;"} and joined(events, Text) == joined(events, Reasoning) == ""
-    found, events = ask(Tools(offered, "named", "g"))
-    assert isinstance(events[-1], Failed) and not any(isinstance(event, Called) for event in events)
     found, events = ask(Tools(offered, "none"))
     assert found == {"user:hi;<think>"} and joined(events, Text).startswith("Sure.<tool_call>{")
+    # The last one: its prompt may be run on for a moment behind the failure.
+    _, events = ask(Tools(offered, "named", "g"))
+    assert isinstance(events[-1], Failed) and not any(isinstance(event, Called) for event in events)
 
     unclear = Conversation([Message("user", "hi")], tools=Tools((*offered, Tool("n__f"))))
     with pytest.raises(RequestError) as caught:
