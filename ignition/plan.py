@@ -122,7 +122,7 @@ def place_buffers(
     for buffer in buffers:
         if not buffer.output and buffer.id in first:
             groups.setdefault(home[buffer.id], []).append(buffer.id)
-    sizes = {root: max(_padded(buffers[i].bytes(limits)) for i in members) for root, members in groups.items()}
+    sizes = {root: max(padded(buffers[i].bytes(limits)) for i in members) for root, members in groups.items()}
     lives = {root: (min(first[i] for i in m), max(last[i] for i in m)) for root, m in groups.items()}
     placed: list[tuple[int, int, int, int]] = []  # (offset, end, first phase, last phase)
     offsets: dict[int, int] = {}
@@ -157,5 +157,6 @@ def _share_in_place(
     return home
 
 
-def _padded(size: int) -> int:
+def padded(size: int) -> int:
+    """The bytes that a buffer of `size` bytes takes: a multiple of ALIGNMENT."""
     return -(-size // ALIGNMENT) * ALIGNMENT

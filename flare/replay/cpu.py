@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import json
 from collections.abc import Callable, Iterable, Sequence
-from ctypes import c_float, c_int32, c_void_p
+from ctypes import c_float, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -32,6 +32,7 @@ from flare.replay.cpu_interface import (
     StepArgs,
     load_library,
 )
+from flare.replay.step_arrays import ReplayLimits, StepArrays
 
 if TYPE_CHECKING:
     from flare.replay.interpreter import Interpreter
@@ -42,7 +43,6 @@ __all__ = [
     "CpuNode",
     "CpuProgram",
     "CpuReplay",
-    "ReplayLimits",
     "RowLogprobs",
     "SampleParams",
     "best_isa",
@@ -105,21 +105,6 @@ class CpuProgram:
     kv_format: str = "f32"
 
 
-@dataclass(frozen=True, slots=True)
-class ReplayLimits:
-    """The fixed sizes of a replay: counts of tokens, slots, rows and pages; `kv_page_bytes` in bytes."""
-
-    vocabulary: int
-    max_context: int
-    slots: int
-    max_step_tokens: int
-    max_rows: int
-    page_tokens: int
-    page_stride: int
-    kv_pages: int
-    kv_page_bytes: int
-
-
 def machine_flags() -> frozenset[str]:
     """What the processor can do and the system lets programs use, as /proc/cpuinfo spells it; empty if unknown."""
     try:
@@ -150,7 +135,7 @@ def best_isa(available: Iterable[str], flags: frozenset[str] | None = None) -> s
     )
 
 
-class CpuReplay:
+class CpuReplay(StepArrays):
     """An open cpu core: native memory and threads. One thread at a time uses it; `close` (or `with`) ends it.
 
     The caller fills `tokens`, `positions`, `slots` (int32, `max_step_tokens`), `rows` (int32, `max_rows`), `page_table`
@@ -177,7 +162,7 @@ class CpuReplay:
 
         Raises CoreError if the program is bad, InputError if the system has not the memory or threads for it.
         """
-        self.limits = ReplayLimits(
+        limits = ReplayLimits(
             vocabulary=program.vocabulary,
             max_context=program.max_context,
             slots=program.slots,
@@ -188,14 +173,6 @@ class CpuReplay:
             kv_pages=kv_pages,
             kv_page_bytes=program.kv_page_bytes,
         )
-        self.vocabulary = program.vocabulary
-        self.max_context = program.max_context
-        self.max_step_tokens = program.max_step_tokens
-        self.max_rows = program.max_rows
-        self.page_tokens = program.page_tokens
-        self.page_stride = self.limits.page_stride
-        self.kv_pages = kv_pages
-
         self._fallbacks = fallbacks or Fallbacks(told=False)
         self._instead_of_device = instead_of_device
         self._handle = c_void_p()
@@ -203,7 +180,7 @@ class CpuReplay:
         self._name = program.library.name
         self._library = load_library(program.library)
         self.info: dict[str, Any] = json.loads(self._library.flare_library_info())
-        self._interpreter = self._make_interpreter(program)
+        self._interpreter = self._make_interpreter(program, limits)
         self._weights = _pin(program)
         try:
             self._open(program, threads, kv_pages, huge_pages)
@@ -213,25 +190,12 @@ class CpuReplay:
         if huge_pages:
             self._release_weights()
 
-        limits = self.limits
-        self.tokens = (c_int32 * limits.max_step_tokens)()
-        self.positions = (c_int32 * limits.max_step_tokens)()
-        self.slots = (c_int32 * limits.max_step_tokens)()
-        self.rows = (c_int32 * limits.max_rows)()
-        self.page_table = (c_int32 * (limits.slots * limits.page_stride))()
-        self.sampling = (SampleParams * limits.max_rows)()
-        self.sampled = (c_int32 * limits.max_rows)()
-        self.targets = (c_int32 * limits.max_rows)()
-        self.wanted = (c_int32 * limits.max_rows)()
-        self.logprobs = (RowLogprobs * limits.max_rows)()
-        for params in self.sampling:
-            params.top_p = params.repetition = 1.0
-            params.alternatives = -1
+        super().__init__(limits)  # a bad program is refused by now: arrays of its sizes might not fit in memory
         if self._interpreter is not None:
             self._interpreter.attach(self.tokens, self.positions, self.slots, self.page_table, self.rows)
         self._step = StepArgs(
             struct_size=ctypes.sizeof(StepArgs),
-            page_stride=limits.page_stride,
+            page_stride=self.page_stride,
             token=self.tokens,
             position=self.positions,
             slot=self.slots,
@@ -324,7 +288,7 @@ class CpuReplay:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _make_interpreter(self, program: CpuProgram) -> Interpreter | None:
+    def _make_interpreter(self, program: CpuProgram, limits: ReplayLimits) -> Interpreter | None:
         """Returns the interpreter of the nodes without a kernel, None where all have one. Raises CoreError for a bad one."""
         for index, node in enumerate(program.nodes):
             if (node.kernel == INTERPRETED) != (node.op is not None):
@@ -338,10 +302,10 @@ class CpuReplay:
         sizes = Sizes(
             tokens=program.max_step_tokens,
             rows=program.max_rows,
-            kv_pages=self.kv_pages,
+            kv_pages=limits.kv_pages,
             kv_page_bytes=program.kv_page_bytes,
             page_tokens=program.page_tokens,
-            page_stride=self.page_stride,
+            page_stride=limits.page_stride,
             kv_format=program.kv_format,
         )
         interpreter = Interpreter(nodes, sizes, self._fallbacks)

@@ -15,14 +15,14 @@ from typing import Any
 from flare.core.cuda_graph import Bucket
 from flare.core.manifest import MAX_ALTERNATIVES
 from flare.errors import CoreError, InputError, ReplayDead
-from flare.replay.cpu import ReplayLimits
-from flare.replay.cpu_interface import RowLogprobs, SampleParams
+from flare.replay.cpu_interface import RowLogprobs
 from flare.replay.cuda_arrays import DeviceArrays, PageTable
 from flare.replay.cuda_draws import DrawArrays
 from flare.replay.cuda_driver import KV_REMEDY, CudaDevice, DeviceError
 from flare.replay.cuda_executables import GraphBuilder, load_functions
 from flare.replay.cuda_program import CudaProgram
 from flare.replay.cuda_weights import load_weights
+from flare.replay.step_arrays import ReplayLimits, StepArrays
 
 _NAN = -1  # what a draw gives for a row whose logits hold NaN; other negative numbers: all of them are -inf
 _LOGPROBS_BYTES = sizeof(RowLogprobs)
@@ -35,7 +35,7 @@ class _Executable:
     graph: Any
 
 
-class CudaReplay:
+class CudaReplay(StepArrays):
     """An open cuda core on a device, which it closes with itself. One thread at a time uses it; `close` (or `with`) ends it.
 
     Arrays and calls are those of `flare.engine.interface.Replay`. Every call raises ReplayDead after `close`, or once the
@@ -48,39 +48,19 @@ class CudaReplay:
         Raises InputError if the device or the system has not the memory for it, and CoreError if the core is bad. The device is
         closed then.
         """
-        self.limits = ReplayLimits(
-            vocabulary=program.vocabulary,
-            max_context=program.max_context,
-            slots=program.slots,
-            max_step_tokens=program.max_step_tokens,
-            max_rows=program.max_rows,
-            page_tokens=program.page_tokens,
-            page_stride=-(-program.max_context // program.page_tokens),
-            kv_pages=kv_pages,
-            kv_page_bytes=program.segments.kv_page_bytes,
+        super().__init__(
+            ReplayLimits(
+                vocabulary=program.vocabulary,
+                max_context=program.max_context,
+                slots=program.slots,
+                max_step_tokens=program.max_step_tokens,
+                max_rows=program.max_rows,
+                page_tokens=program.page_tokens,
+                page_stride=-(-program.max_context // program.page_tokens),
+                kv_pages=kv_pages,
+                kv_page_bytes=program.segments.kv_page_bytes,
+            )
         )
-        self.vocabulary = program.vocabulary
-        self.max_context = program.max_context
-        self.max_step_tokens = program.max_step_tokens
-        self.max_rows = program.max_rows
-        self.page_tokens = program.page_tokens
-        self.page_stride = self.limits.page_stride
-        self.kv_pages = kv_pages
-
-        limits = self.limits
-        self.tokens = (c_int32 * limits.max_step_tokens)()
-        self.positions = (c_int32 * limits.max_step_tokens)()
-        self.slots = (c_int32 * limits.max_step_tokens)()
-        self.rows = (c_int32 * limits.max_rows)()
-        self.page_table = (c_int32 * (limits.slots * limits.page_stride))()
-        self.sampling = (SampleParams * limits.max_rows)()
-        self.sampled = (c_int32 * limits.max_rows)()
-        self.targets = (c_int32 * limits.max_rows)()
-        self.wanted = (c_int32 * limits.max_rows)()
-        self.logprobs = (RowLogprobs * limits.max_rows)()
-        for params in self.sampling:
-            params.top_p = params.repetition = 1.0
-            params.alternatives = -1
         self._at = {
             name: addressof(getattr(self, name))
             for name in ("tokens", "positions", "slots", "rows", "sampled", "targets", "wanted", "logprobs")

@@ -14,7 +14,7 @@ from typing import Any
 
 from flare.errors import CoreError, FlareError, InputError, ReplayDead
 
-STATIC_SHARED_LIMIT = 48 * 1024
+PLAIN_SHARED_BYTES = 48 * 1024
 """Bytes of dynamic shared memory that a kernel may have without asking (CUDA C++ programming guide, compute capabilities)."""
 
 MIN_DRIVER = 12030
@@ -216,7 +216,7 @@ class CudaDevice:
             for name, shared in kernels.items():
                 where = f"{file}: kernel {name[:80]!r}"
                 kernel = self.call("cuLibraryGetKernel", library, name.encode())
-                if shared > STATIC_SHARED_LIMIT:
+                if shared > PLAIN_SHARED_BYTES:
                     limit = self.api.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
                     where = f"{where} with {shared} bytes of shared memory"
                     self.call("cuKernelSetAttribute", limit, shared, kernel, self._handle)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 MIB = 1 << 20
 
 NODE_BYTES = 4096
-"""Device memory that is set aside for each node of an executable graph; drivers were measured to take about 3 KB."""
+"""Device memory that is set aside for each node of an executable graph; about 3 KB on an H100 (Foundry, arXiv 2604.06664)."""
 
 
 @dataclass(frozen=True)

@@ -8,14 +8,13 @@ probabilities, it says that all tokens are equally likely.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from ctypes import c_float, c_int32
+from ctypes import c_float
 from math import exp, log
 from typing import Any
 from zlib import crc32
 
 from flare.errors import ReplayDead
-from flare.replay.cpu import ReplayLimits, SampleParams
-from flare.replay.cpu_interface import RowLogprobs
+from flare.replay.step_arrays import ReplayLimits, StepArrays
 
 Reply = Callable[[list[int], int], Sequence[int]]
 """(prompt, choice) -> the reply's tokens; behind its end its last token is repeated."""
@@ -24,7 +23,7 @@ SCORED_ROWS = 64
 """Rows of a step beyond those that are drawn from."""
 
 
-class FastReplay:
+class FastReplay(StepArrays):
     """The interface of CpuReplay. `before_step` is called on the engine's thread and may wait or raise."""
 
     def __init__(
@@ -39,7 +38,7 @@ class FastReplay:
         before_step: Callable[[], None] = lambda: None,
     ) -> None:
         stride = -(-max_context // page_tokens)
-        limits = self.limits = ReplayLimits(
+        limits = ReplayLimits(
             vocabulary=vocabulary,
             max_context=max_context,
             slots=slots,
@@ -50,16 +49,7 @@ class FastReplay:
             kv_pages=stride * slots,
             kv_page_bytes=page_tokens * 8,
         )
-        self.tokens = (c_int32 * max_step_tokens)()
-        self.positions = (c_int32 * max_step_tokens)()
-        self.slots = (c_int32 * max_step_tokens)()
-        self.page_table = (c_int32 * (slots * stride))()
-        self.rows = (c_int32 * limits.max_rows)()
-        self.sampling = (SampleParams * limits.max_rows)()
-        self.sampled = (c_int32 * limits.max_rows)()
-        self.targets = (c_int32 * limits.max_rows)()
-        self.wanted = (c_int32 * limits.max_rows)()
-        self.logprobs = (RowLogprobs * limits.max_rows)()
+        super().__init__(limits)
         self._logprob = c_float(-log(vocabulary)).value
         self._reply = reply
         self._before_step = before_step

@@ -13,13 +13,12 @@ from __future__ import annotations
 import threading
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from ctypes import c_float, c_int32
+from ctypes import c_float
 from math import exp, inf, isnan, log
 from zlib import crc32
 
 from flare.errors import CoreError, ReplayDead
-from flare.replay.cpu import ReplayLimits, SampleParams
-from flare.replay.cpu_interface import RowLogprobs
+from flare.replay.step_arrays import ReplayLimits, StepArrays
 from tests.support.reference_sampler import Draw, reference_sample
 
 Script = Callable[[tuple[int, ...], int], Sequence[int] | None]
@@ -79,7 +78,7 @@ class ScriptedModel:
         return reference_sample(self.logits(cells), params, history)
 
 
-class ScriptedReplay:
+class ScriptedReplay(StepArrays):
     """Limits and arrays as in CpuReplay. `steps` and `processed` count what ran; `refusals` keeps the text of every
     refused call, so a test sees a refusal that an engine turned into a failed request."""
 
@@ -96,7 +95,7 @@ class ScriptedReplay:
         script: Script | None = None,
         logits: RowLogits | None = None,
     ) -> None:
-        limits = self.limits = ReplayLimits(
+        limits = ReplayLimits(
             vocabulary=vocabulary,
             max_context=max_context,
             slots=slots,
@@ -107,16 +106,7 @@ class ScriptedReplay:
             kv_pages=kv_pages,
             kv_page_bytes=page_tokens * 8,
         )
-        self.tokens = (c_int32 * max_step_tokens)()
-        self.positions = (c_int32 * max_step_tokens)()
-        self.slots = (c_int32 * max_step_tokens)()
-        self.page_table = (c_int32 * (slots * limits.page_stride))()
-        self.rows = (c_int32 * limits.max_rows)()
-        self.sampling = (SampleParams * limits.max_rows)()
-        self.sampled = (c_int32 * limits.max_rows)()
-        self.targets = (c_int32 * limits.max_rows)()
-        self.wanted = (c_int32 * limits.max_rows)()
-        self.logprobs = (RowLogprobs * limits.max_rows)()
+        super().__init__(limits)
 
         self.model = ScriptedModel(vocabulary)
         self.script = script

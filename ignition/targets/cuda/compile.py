@@ -195,7 +195,7 @@ class _Compiler:
             self.kill()
             code = self.process.wait()
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
-        with suppress(OSError):
+        with suppress(OSError):  # its folder may be gone: then how it ended is all there is to say
             lines = self.messages.read_text(errors="replace").split("\n")
             how = next((f"{how}: {line.strip()}" for line in reversed(lines) if line.strip()), how)
         return how

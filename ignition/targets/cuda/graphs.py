@@ -26,7 +26,7 @@ from flare.core.cuda_graph import (
 )
 from flare.core.manifest import Limits
 from ignition.lowered import PageRange
-from ignition.plan import ALIGNMENT, Span, assign_phases, place_buffers
+from ignition.plan import Span, assign_phases, padded, place_buffers
 from ignition.targets.cuda import launch
 from ignition.targets.cuda.compile import Compiled, job
 from ignition.targets.cuda.compile_worker import Cubin
@@ -85,8 +85,8 @@ def place(lowered: Lowered, limits: Limits, vocabulary: int) -> Placement:
             if segment == "host" and name in DEVICE_ONLY:
                 continue
             io[key] = Pointer(segment=segment, offset=sizes[segment], bytes=size)
-            sizes[segment] += _padded(size)
-    arena_bytes = max(arena_bytes, *(_padded(part.offset + part.bytes) for part in scratch.values()))
+            sizes[segment] += padded(size)
+    arena_bytes = max(arena_bytes, *(padded(part.offset + part.bytes) for part in scratch.values()))
     return Placement(buffers, tuple(phases), arena_bytes, io, sizes["io"], sizes["host"])
 
 
@@ -95,7 +95,7 @@ def lay_out_scratch(max_rows: int, vocabulary: int) -> dict[str, Scratch]:
     found, offset = {}, 0
     for name, (element, count) in (score_scratch(max_rows, vocabulary) | sample_scratch(max_rows, vocabulary)).items():
         found[name] = Scratch(offset, count * BYTES[element])
-        offset += _padded(count * BYTES[element])
+        offset += padded(count * BYTES[element])
     return found
 
 
@@ -292,7 +292,3 @@ class _Nodes:
             )
         )
         self.ends.append(len(self.made) - 1)
-
-
-def _padded(size: int) -> int:
-    return -(-size // ALIGNMENT) * ALIGNMENT

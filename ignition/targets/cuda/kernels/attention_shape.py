@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from flare.errors import InputError
+from ignition.targets.cuda.kernels.checks import power_of_two
 from ignition.targets.cuda.launch import BYTES, Constant
 
 LOG2_E = 1.4426950408889634
@@ -140,7 +141,7 @@ class PagedAttention:
     @property
     def columns(self) -> int:
         """Columns of values of one program, a power of two."""
-        return min(_power_of_two(self.head_dim), VALUE_COLUMNS)
+        return min(power_of_two(self.head_dim), VALUE_COLUMNS)
 
     @property
     def parts(self) -> int:
@@ -150,7 +151,7 @@ class PagedAttention:
     @property
     def split(self) -> int:
         """Positions that are summed up on their own: whatever runs side by side, results are put together of these."""
-        return max(SMALLEST_SPLIT, _power_of_two(-(-self.max_context // MOST_SPLITS)))
+        return max(SMALLEST_SPLIT, power_of_two(-(-self.max_context // MOST_SPLITS)))
 
     @property
     def splits(self) -> int:
@@ -181,14 +182,9 @@ class PagedAttention:
             "BLOCK": self.tiles.block,
             "ROWS": tile.rows,
             "SHARE": self.share(tile),
-            "WIDTH": _power_of_two(self.head_dim),
+            "WIDTH": power_of_two(self.head_dim),
             "COLUMNS": self.columns,
         }
-
-
-def _power_of_two(number: int) -> int:
-    """Returns the smallest power of two that is not below `number`."""
-    return 1 << (number - 1).bit_length()
 
 
 def _require(condition: bool, problem: str) -> None:

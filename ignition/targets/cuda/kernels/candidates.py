@@ -5,6 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from ignition.targets.cuda.kernels.checks import power_of_two
 from ignition.targets.cuda.kernels.exact_math import NEGATIVE_INFINITY, VANISHED, exp_nonpositive
 from ignition.targets.cuda.kernels.logit_rows import (
     ALTERNATIVES,
@@ -17,7 +18,6 @@ from ignition.targets.cuda.kernels.logit_rows import (
     exponents,
     inverse_temperature,
     is_filtered,
-    power_of_two,
     real,
     row_highest,
     row_of,

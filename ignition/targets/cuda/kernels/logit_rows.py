@@ -26,11 +26,6 @@ def chunks(vocabulary: int, chunk: int) -> int:
     return -(-vocabulary // chunk)
 
 
-def power_of_two(count: int) -> int:
-    """The lowest that is at least `count`: what Triton's blocks measure."""
-    return 1 << (count - 1).bit_length()
-
-
 def _word(field: str) -> tl.constexpr:
     return tl.constexpr(getattr(SampleParams, field).offset // 4)
 

@@ -22,6 +22,7 @@ import triton.language as tl
 
 from flare.core.manifest import MAX_ALTERNATIVES, MAX_EXPLICIT_IDS
 from flare.replay.cpu_interface import RowLogprobs
+from ignition.targets.cuda.kernels.checks import power_of_two
 from ignition.targets.cuda.kernels.exact_math import INFINITY, NEGATIVE_INFINITY, exp_nonpositive, logarithm
 from ignition.targets.cuda.kernels.logit_rows import (
     ALTERNATIVES,
@@ -33,7 +34,6 @@ from ignition.targets.cuda.kernels.logit_rows import (
     exponents,
     highest_of,
     keys,
-    power_of_two,
     row_highest,
     row_sums,
     whole,

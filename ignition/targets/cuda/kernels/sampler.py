@@ -21,6 +21,7 @@ import triton
 import triton.language as tl
 
 from ignition.targets.cuda.kernels.candidates import CAPACITY
+from ignition.targets.cuda.kernels.checks import power_of_two
 from ignition.targets.cuda.kernels.exact_math import NEGATIVE_INFINITY, exp_nonpositive, uniform
 from ignition.targets.cuda.kernels.logit_rows import (
     ALTERNATIVES,
@@ -41,7 +42,6 @@ from ignition.targets.cuda.kernels.logit_rows import (
     is_filtered,
     is_masked,
     is_penalised,
-    power_of_two,
     real,
     row_highest,
     row_of,

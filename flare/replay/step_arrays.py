@@ -1,0 +1,55 @@
+"""What every replay shares with the engine: its fixed sizes, and the arrays that the engine fills and reads."""
+
+from __future__ import annotations
+
+from ctypes import c_int32
+from dataclasses import dataclass
+
+from flare.replay.cpu_interface import RowLogprobs, SampleParams
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayLimits:
+    """The fixed sizes of a replay: counts of tokens, slots, rows and pages; `kv_page_bytes` in bytes."""
+
+    vocabulary: int
+    max_context: int
+    slots: int
+    max_step_tokens: int
+    max_rows: int
+    page_tokens: int
+    page_stride: int
+    kv_pages: int
+    kv_page_bytes: int
+
+
+class StepArrays:
+    """The arrays of `flare.engine.interface.Replay`, in ordinary memory, and sizes by their own names.
+
+    tokens, positions, slots: int32 [max_step_tokens]. page_table: int32 [slots * page_stride]. rows, sampled, targets, wanted:
+    int32 [max_rows]. sampling: SampleParams [max_rows], each one greedy, without filters and log probabilities. logprobs:
+    RowLogprobs [max_rows].
+    """
+
+    def __init__(self, limits: ReplayLimits) -> None:
+        self.limits = limits
+        self.vocabulary = limits.vocabulary
+        self.max_context = limits.max_context
+        self.max_step_tokens = limits.max_step_tokens
+        self.max_rows = limits.max_rows
+        self.page_tokens = limits.page_tokens
+        self.page_stride = limits.page_stride
+        self.kv_pages = limits.kv_pages
+        self.tokens = (c_int32 * limits.max_step_tokens)()
+        self.positions = (c_int32 * limits.max_step_tokens)()
+        self.slots = (c_int32 * limits.max_step_tokens)()
+        self.rows = (c_int32 * limits.max_rows)()
+        self.page_table = (c_int32 * (limits.slots * limits.page_stride))()
+        self.sampling = (SampleParams * limits.max_rows)()
+        self.sampled = (c_int32 * limits.max_rows)()
+        self.targets = (c_int32 * limits.max_rows)()
+        self.wanted = (c_int32 * limits.max_rows)()
+        self.logprobs = (RowLogprobs * limits.max_rows)()
+        for params in self.sampling:
+            params.top_p = params.repetition = 1.0
+            params.alternatives = -1
