@@ -8,8 +8,9 @@ from typing import Any
 
 import msgspec
 
+from flare.core.architectures import Architecture
 from flare.core.directory import Core, open_core
-from flare.core.manifest import Architecture, CpuTarget, CudaTarget
+from flare.core.manifest import CpuTarget, CudaTarget
 
 
 def describe(path: Path) -> dict[str, Any]:

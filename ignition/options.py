@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import get_args
 
-from flare.core.manifest import Architecture
+from flare.core.architectures import ABILITIES, Architecture
 from flare.errors import InputError
 from ignition.weights import OPTIONS as WEIGHT_OPTIONS
 
 ISAS = ("x86-64-v4", "x86-64-v3", "generic")
 ARCHITECTURES: tuple[Architecture, ...] = get_args(Architecture)
-WITHOUT_FP8: tuple[Architecture, ...] = ("sm_80", "sm_86")
-"""Architectures without instructions for fp8 (CUDA C++ Programming Guide, "Compute Capabilities")."""
+WITHOUT_FP8 = tuple(architecture for architecture in ARCHITECTURES if not ABILITIES[architecture].fp8)
 
 SCORED_ROWS = 64
 """Tokens of prompts that one step scores, where it has as many: each takes a row of logits, beside one for each slot."""

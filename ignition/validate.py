@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+from flare.core.architectures import Architecture
 from flare.core.directory import Core, open_core, verify_weights
 from flare.core.graph import check_graph
-from flare.core.manifest import Architecture, CpuTarget, CudaTarget, KernelLibrary
+from flare.core.manifest import CpuTarget, CudaTarget, KernelLibrary
 from flare.core.oracle import read_oracle
 from flare.errors import CoreError, FlareError, InputError
 from flare.replay.program import cpu_target

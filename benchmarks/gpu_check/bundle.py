@@ -22,7 +22,7 @@ from typing import get_args
 from benchmarks.gpu_check.__main__ import ROOT
 from benchmarks.gpu_check.models import MODELS, Model, write_checkpoint
 from benchmarks.gpu_check.plan import pack_weights
-from flare.core.manifest import Architecture
+from flare.core.architectures import Architecture
 from ignition.export import export_core
 from ignition.options import WITHOUT_FP8, Options
 

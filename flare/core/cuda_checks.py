@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
+from flare.core.architectures import ABILITIES, Architecture
 from flare.core.checksums import sha256_bytes
 from flare.core.cubin import Cubin, CubinKernel, read_cubin
 from flare.core.cuda_graph import (
@@ -24,7 +25,7 @@ from flare.core.cuda_graph import (
     Scalar,
     io_arrays,
 )
-from flare.core.manifest import Architecture, CudaTarget, Manifest
+from flare.core.manifest import CudaTarget, Manifest
 from flare.errors import CoreError
 
 if TYPE_CHECKING:
@@ -32,20 +33,6 @@ if TYPE_CHECKING:
 
 ALIGNMENT: Mapping[str, int] = {"weights": 64, "arena": 64, "io": 64, "kv": 64, "host": 16}
 """Of offsets into each segment. Kernels are compiled for pointers that are multiples of 16."""
-
-SHARED_BYTES: Mapping[str, int] = {
-    "sm_80": 163 << 10,
-    "sm_86": 99 << 10,
-    "sm_89": 99 << 10,
-    "sm_90a": 227 << 10,
-    "sm_100a": 227 << 10,
-    "sm_103a": 227 << 10,
-    "sm_120a": 99 << 10,
-}
-"""Most shared memory of a block: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability"."""
-
-PROGRAMMATIC = frozenset({"sm_90a", "sm_100a", "sm_103a", "sm_120a"})
-"""Architectures with programmatic edges: from compute capability 9.0 on (the guide's "Programmatic Dependent Launch")."""
 
 MAX_THREADS = 1024
 MAX_REGISTERS = 1 << 16
@@ -204,7 +191,7 @@ class _Check:
 
     def _block(self, kernel: Kernel, found: CubinKernel, where: str) -> None:
         """Checks that a block is what the cubin was compiled for, and fits a processor of the architecture."""
-        threads, limit = kernel.threads, SHARED_BYTES[self.graphs.arch]
+        threads, limit = kernel.threads, ABILITIES[self.graphs.arch].shared_bytes
         if not 1 <= threads <= MAX_THREADS or threads % 32:
             _refuse(where, f"it has {threads} threads, wanted a multiple of 32 up to {MAX_THREADS}")
         if found.block not in (None, (threads, 1, 1)):
@@ -371,7 +358,7 @@ class _Check:
                 return f"it waits for node {edge.node} twice"
             seen.add(edge.node)
             if edge.programmatic:
-                if self.graphs.arch not in PROGRAMMATIC:
+                if not ABILITIES[self.graphs.arch].programmatic:
                     return f"its edge from node {edge.node} is programmatic, {self.graphs.arch} has no such edges"
                 if not (isinstance(node, KernelNode) and isinstance(nodes[edge.node], KernelNode)):
                     return f"its edge from node {edge.node} is programmatic, wanted a kernel at both ends"

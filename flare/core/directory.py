@@ -12,12 +12,12 @@ import stat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from flare.core.architectures import Architecture
 from flare.core.checksums import sha256_bytes, sha256_chunked
 from flare.core.graph import Graph, decode_graph
 from flare.core.manifest import (
     MANIFEST_CHECKSUM_FILE,
     MANIFEST_FILE,
-    Architecture,
     CpuTarget,
     CudaTarget,
     Manifest,

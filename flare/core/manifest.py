@@ -12,6 +12,7 @@ from typing import Any, Literal, NoReturn
 
 import msgspec
 
+from flare.core.architectures import Architecture
 from flare.errors import CoreError
 
 FORMAT_VERSION = 3
@@ -114,9 +115,6 @@ class CpuTarget(Struct, tag_field="kind", tag="cpu"):
     graphs: dict[str, str]
     segments: CpuSegments
     weights: Weights
-
-
-Architecture = Literal["sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_103a", "sm_120a"]
 
 
 class CudaTarget(Struct, tag_field="kind", tag="cuda"):

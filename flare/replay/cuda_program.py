@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from flare.core.architectures import Architecture
 from flare.core.cuda_checks import open_cuda_graphs
 from flare.core.cuda_graph import CudaGraphs
-from flare.core.manifest import Architecture, CudaSegments
+from flare.core.manifest import CudaSegments
 from flare.errors import InputError
 from flare.memory import check_reserved
 

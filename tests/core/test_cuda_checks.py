@@ -12,8 +12,9 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
+from flare.core.architectures import ABILITIES
 from flare.core.checksums import sha256_bytes
-from flare.core.cuda_checks import SHARED_BYTES, check_cuda_graphs
+from flare.core.cuda_checks import check_cuda_graphs
 from flare.core.cuda_graph import (
     ROW_LOGPROBS_BYTES,
     SAMPLE_PARAMS_BYTES,
@@ -281,7 +282,7 @@ def test_programmatic_edges_between_kernels(cubins: Path) -> None:
 
 def test_shared_memory_by_architecture() -> None:
     """The guide's KiB a block: 163 on 8.0, 99 on 8.6, 8.9 and 12.0, 227 on 9.0 and 10.x."""
-    kib = {name: limit / 1024 for name, limit in SHARED_BYTES.items()}
+    kib = {name: limit.shared_bytes / 1024 for name, limit in ABILITIES.items()}
     assert kib == {
         "sm_80": 163,
         "sm_86": 99,

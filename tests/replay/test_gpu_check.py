@@ -306,9 +306,9 @@ def test_this_machines_device(repository: Path, tmp_path: Path) -> None:
 
     # In another process, since this one may have the fake driver.
     program = """if True:
-        from flare.core.cuda_checks import SHARED_BYTES
+        from flare.core.architectures import ABILITIES
         from flare.replay.cuda_driver import open_device
-        print(open_device(SHARED_BYTES).architecture)"""
+        print(open_device(ABILITIES).architecture)"""
     found = subprocess.run([sys.executable, "-c", program], cwd=repository, capture_output=True, text=True, check=True)
     architecture = found.stdout.strip()
     make_bundle(tmp_path / "bundle", [architecture], [model for model in MODELS if model.kind != "long"], pythons=())

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from flare.core.architectures import Architecture
 from flare.core.cuda_graph import CudaGraphs, decode_cuda_graphs
-from flare.core.manifest import Architecture, CudaTarget, Limits
+from flare.core.manifest import CudaTarget, Limits
 from ignition.capture import capture
 from ignition.checkpoint import open_checkpoint
 from ignition.graph import Graph

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from flare.core.architectures import Architecture
 from flare.core.checksums import sha256_bytes, sha256_chunked
 from flare.core.cuda_graph import (
     DEVICE_ONLY,
@@ -28,7 +29,6 @@ from flare.core.cuda_graph import (
 )
 from flare.core.manifest import (
     FORMAT_VERSION,
-    Architecture,
     CudaSegments,
     CudaTarget,
     File,

@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from flare.core.architectures import Architecture
 from flare.core.cuda_checks import check_cuda_graphs
 from flare.core.cuda_graph import CudaGraphs
-from flare.core.manifest import Architecture, CudaSegments, CudaTarget, Limits, Manifest
+from flare.core.manifest import CudaSegments, CudaTarget, Limits, Manifest
 from flare.errors import CoreError, InputError
 from ignition.graph import Graph
 from ignition.pack import CoreWriter

@@ -25,12 +25,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flare.core.cuda_checks import SHARED_BYTES
+from flare.core.architectures import ABILITIES
 from flare.errors import InputError
 from ignition.targets.cuda.kernels.matrix import Format
 
-_WARP_GROUPS = ("sm_90a", "sm_100a", "sm_103a")
-_FP8 = ("sm_89", *_WARP_GROUPS, "sm_120a")
 _PROGRAMS = 128
 
 
@@ -48,10 +46,11 @@ class Tile:
 
 def require_format(architecture: str, format: Format) -> None:
     """Raises InputError for an architecture that is not one of ours, and for fp8 where no instruction widens it."""
-    if architecture not in SHARED_BYTES:
-        raise InputError(f"architecture {architecture!r} has no kernels; take one of {', '.join(SHARED_BYTES)}")
-    if format == "fp8" and architecture not in _FP8:
-        raise InputError(f"weights in fp8 need {_FP8[0]} or newer, not {architecture}; use --weights bf16 or q8")
+    if architecture not in ABILITIES:
+        raise InputError(f"architecture {architecture!r} has no kernels; take one of {', '.join(ABILITIES)}")
+    if format == "fp8" and not ABILITIES[architecture].fp8:
+        oldest = next(name for name, abilities in ABILITIES.items() if abilities.fp8)
+        raise InputError(f"weights in fp8 need {oldest} or newer, not {architecture}; use --weights bf16 or q8")
 
 
 def tile(architecture: str, format: Format, n: int) -> Tile:
@@ -62,7 +61,7 @@ def tile(architecture: str, format: Format, n: int) -> Tile:
         case "f32":
             columns = min(columns, 64)
             return Tile(16, columns, 2048 // columns, warps=4, stages=3)
-        case "bf16" | "f16" if architecture in _WARP_GROUPS and columns >= 64:
+        case "bf16" | "f16" if ABILITIES[architecture].matrix != "mma.sync" and columns >= 64:
             return Tile(64, columns, 64, warps=4, stages=4)
         case "bf16" | "f16":
             columns = min(columns, 64)

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from ignition.targets.cuda.kernels.attention_shape import ARCHITECTURES, SMALLEST_SPLIT, tiles
+from flare.core.architectures import ABILITIES
+from ignition.targets.cuda.kernels.attention_shape import SMALLEST_SPLIT, tiles
 
 # Shared memory of a block, KiB: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability".
 SHARED = {"sm_80": 163, "sm_86": 99, "sm_89": 99, "sm_90a": 227, "sm_100a": 227, "sm_103a": 227, "sm_120a": 99}
@@ -70,7 +71,7 @@ def test_the_larger_form_fits_the_other_architectures(tmp_path: Path, architectu
 
 def test_tiles_of_both_forms_suit_one_instruction() -> None:
     """mma.sync takes 16 rows, wgmma 64, tcgen05.mma 128 or 64 that are other instructions."""
-    for architecture in ARCHITECTURES:
+    for architecture in ABILITIES:
         for element in ("bf16", "f16", "f32"):
             for head_dim in (64, 80, 128, 256):
                 found = tiles(architecture, element, head_dim)
@@ -80,4 +81,4 @@ def test_tiles_of_both_forms_suit_one_instruction() -> None:
                     floor = 64 if architecture == "sm_90a" else 16
                     assert found.few.rows >= floor and (found.few.rows < 64) == (floor == 16)
                 assert SMALLEST_SPLIT % found.block == 0
-    assert set(ARCHITECTURES) == set(SHARED)
+    assert set(ABILITIES) == set(SHARED)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import triton
 
-from flare.core.cuda_checks import SHARED_BYTES
+from flare.core.architectures import ABILITIES
 from ignition.targets.cuda.compile import Compiled, compile_launches
 from ignition.targets.cuda.kernels.embedding import embed_launch
 from ignition.targets.cuda.kernels.gate_up import gate_up_launch
@@ -74,7 +74,7 @@ def representative(architecture: str) -> Iterator[Launch]:
     )
 
 
-LAUNCHES = {architecture: list(representative(architecture)) for architecture in SHARED_BYTES}
+LAUNCHES = {architecture: list(representative(architecture)) for architecture in ABILITIES}
 CASES = [(architecture, launch) for architecture, launches in LAUNCHES.items() for launch in launches]
 
 
@@ -88,7 +88,7 @@ def test_a_kernel_fits_its_architecture_and_spills_nothing(
     compiled: Compiled, architecture: str, launch: Launch, tmp_path: Path
 ) -> None:
     cubin = compiled.cubin(launch, architecture)
-    assert cubin.shared <= SHARED_BYTES[architecture]
+    assert cubin.shared <= ABILITIES[architecture].shared_bytes
     assert cubin.threads == 32 * launch.warps
     (tmp_path / "kernel").write_bytes(cubin.data)
     used = subprocess.run(

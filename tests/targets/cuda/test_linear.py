@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from flare.core.cuda_checks import SHARED_BYTES
+from flare.core.architectures import ABILITIES
 from flare.errors import InputError
 from ignition.targets.cuda.kernels.linear import linear_launch
 from ignition.targets.cuda.kernels.matrix import Format, Matrix
@@ -76,7 +76,7 @@ def element_of(format: Format, compute: Element) -> Element:
     odd=st.integers(0, 31),
     has_bias=st.booleans(),
     has_residual=st.booleans(),
-    architecture=st.sampled_from(list(SHARED_BYTES)),
+    architecture=st.sampled_from(list(ABILITIES)),
     seed=st.integers(0, 1000),
 )
 @settings(max_examples=8)

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 import recipes
+from flare.core.architectures import Architecture
 from flare.core.cuda_graph import CopyNode, CudaGraphs, KernelNode, Pointer
-from flare.core.manifest import Architecture
 from flare.core.oracle import excess, tolerance
 from flare.errors import InputError
 from ignition import ops

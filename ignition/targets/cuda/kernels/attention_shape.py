@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from flare.core.architectures import ABILITIES
 from flare.errors import InputError
 from ignition.targets.cuda.kernels.checks import power_of_two
 from ignition.targets.cuda.launch import BYTES, Constant
@@ -39,10 +40,8 @@ class Tiles:
     stages: int = 2
 
 
-LITTLE_SHARED = ("sm_86", "sm_89", "sm_120a")
-"""Architectures with 99 KB of shared memory for a block."""
-
-ARCHITECTURES = ("sm_80", *LITTLE_SHARED, "sm_90a", "sm_100a", "sm_103a")
+LITTLE_SHARED = 100 << 10
+"""With at most so many bytes of shared memory for a block, those of the widest heads are read in smaller blocks."""
 
 
 def tiles(architecture: str, element: str, head_dim: int) -> Tiles:
@@ -54,11 +53,13 @@ def tiles(architecture: str, element: str, head_dim: int) -> Tiles:
     if element == "f32":  # no tensor cores: sums in order
         return Tiles(Tile(16, 4), Tile(16, 4), 32)
     many = Tile(128, 8)
-    if architecture in ("sm_100a", "sm_103a"):
+    abilities = ABILITIES[architecture]
+    if abilities.matrix == "tcgen05":
         return Tiles(many, many, 64)
-    if architecture == "sm_90a":
+    if abilities.matrix == "wgmma":
         return Tiles(Tile(64, 4), many, 64)
-    return Tiles(Tile(16, 4), many, 32 if head_dim > VALUE_COLUMNS and architecture in LITTLE_SHARED else 64)
+    little = abilities.shared_bytes <= LITTLE_SHARED
+    return Tiles(Tile(16, 4), many, 32 if head_dim > VALUE_COLUMNS and little else 64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +86,8 @@ class PagedAttention:
     def __post_init__(self) -> None:
         low, high = PAGE_TOKENS
         _require(
-            self.architecture in ARCHITECTURES,
-            f"architecture is {self.architecture!r}, must be one of {', '.join(ARCHITECTURES)}",
+            self.architecture in ABILITIES,
+            f"architecture is {self.architecture!r}, must be one of {', '.join(ABILITIES)}",
         )
         _require(
             self.element in ("bf16", "f16", "f32"), f"the KV pool holds {self.element!r}, must be bf16, f16 or f32"

@@ -1,0 +1,37 @@
+"""The architectures of CUDA devices that kernels are compiled for, and what each has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+Architecture = Literal["sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_103a", "sm_120a"]
+
+
+@dataclass(frozen=True, slots=True)
+class Abilities:
+    """What an architecture has (CUDA C++ Programming Guide, "Compute Capabilities").
+
+    shared_bytes: most shared memory of a block. matrix: the instruction that multiplies tiles, each of which rounds in its own
+    way: `mma.sync` of one warp, `wgmma` of four, `tcgen05` in tensor memory. fp8: it widens 8-bit floats. programmatic: its
+    graphs may have programmatic edges. tensor_maps: it copies boxes of tensors.
+    """
+
+    shared_bytes: int
+    matrix: Literal["mma.sync", "wgmma", "tcgen05"]
+    fp8: bool
+    programmatic: bool
+    tensor_maps: bool
+
+
+ABILITIES: Mapping[str, Abilities] = {
+    "sm_80": Abilities(163 << 10, "mma.sync", fp8=False, programmatic=False, tensor_maps=False),
+    "sm_86": Abilities(99 << 10, "mma.sync", fp8=False, programmatic=False, tensor_maps=False),
+    "sm_89": Abilities(99 << 10, "mma.sync", fp8=True, programmatic=False, tensor_maps=False),
+    "sm_90a": Abilities(227 << 10, "wgmma", fp8=True, programmatic=True, tensor_maps=True),
+    "sm_100a": Abilities(227 << 10, "tcgen05", fp8=True, programmatic=True, tensor_maps=True),
+    "sm_103a": Abilities(227 << 10, "tcgen05", fp8=True, programmatic=True, tensor_maps=True),
+    "sm_120a": Abilities(99 << 10, "mma.sync", fp8=True, programmatic=True, tensor_maps=True),
+}
+"""By architecture, the oldest first."""
