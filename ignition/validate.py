@@ -246,8 +246,7 @@ def check_template(core: Core) -> str:
 
 def check_oracle(core: Core) -> str:
     """The stored prompts give the stored answers, on every level that this machine can run."""
-    from flare.replay.oracle import check_oracle as replay_oracle
-    from flare.replay.oracle import pages_needed
+    from flare.replay.oracle import check_core, pages_needed
     from flare.replay.program import open_replay, runnable_isas
 
     manifest = core.manifest
@@ -262,5 +261,5 @@ def check_oracle(core: Core) -> str:
     reports = []
     for isa in levels:
         with open_replay(core, threads=1, kv_pages=pages, isa=isa) as replay:
-            reports.append(f"{isa} {replay_oracle(replay, oracle, isa, manifest.cpu.weights.formats)}")
+            reports.append(check_core(core, manifest.cpu, replay, isa))
     return "; ".join(reports)

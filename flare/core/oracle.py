@@ -21,6 +21,7 @@ from flare.errors import CoreError
 
 if TYPE_CHECKING:
     from flare.core.directory import Core
+    from flare.core.manifest import CpuTarget, CudaTarget
 
 TOP = 20
 
@@ -81,13 +82,19 @@ class Tolerance(Struct):
 
 
 def tolerance(formats: Iterable[str]) -> Tolerance:
-    """The tolerance of a core with these weight formats."""
+    """The tolerance of numbers in these formats."""
     formats = set(formats)
     if formats & {"q8", "q4", "fp8"}:
         return Tolerance(mean_kl=0.05, max_logprob_error=4.0, worst_margin=1.0)
     if formats & {"f16", "bf16"}:
         return Tolerance(mean_kl=0.002, max_logprob_error=0.25, worst_margin=0.1)
     return Tolerance(mean_kl=1e-6, max_logprob_error=1e-3, worst_margin=1e-3)
+
+
+def tolerance_of(target: CpuTarget | CudaTarget) -> Tolerance:
+    """The tolerance of a core's target: keys and values are rounded to their format too, on a device with the inputs of linear
+    layers."""
+    return tolerance({*target.weights.formats, target.weights.kv_format})
 
 
 def excess(found: Deviation, allowed: Tolerance) -> str | None:

@@ -10,7 +10,18 @@ import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from flare.core.oracle import TOP, Oracle, Positions, Prompt, excess, read_oracle, tolerance, top_deviation, wrong_score
+from flare.core.oracle import (
+    TOP,
+    Oracle,
+    Positions,
+    Prompt,
+    Tolerance,
+    excess,
+    read_oracle,
+    tolerance_of,
+    top_deviation,
+    wrong_score,
+)
 from flare.errors import CoreError, SettingError
 
 if TYPE_CHECKING:
@@ -77,13 +88,12 @@ def score_prompt(replay: Scorer, tokens: Sequence[int], look: Look) -> Positions
     return found
 
 
-def check_oracle(replay: Scorer, oracle: Oracle, isa: str, formats: Iterable[str]) -> str:
-    """Replays the oracle on a replay compiled for `isa`, of a core whose numbers have these formats; returns the finding.
+def check_oracle(replay: Scorer, oracle: Oracle, isa: str, allowed: Tolerance) -> str:
+    """Replays the oracle on a replay compiled for `isa`; returns the finding.
 
-    The reference's answers must be met within tolerance, those of the same library, where the oracle has them, to the bit.
+    The reference's answers must be met within `allowed`, those of the same library, where the oracle has them, to the bit.
     Raises CoreError where they are not.
     """
-    allowed = tolerance(formats)
     positions = compared = other_bits = other_scores = 0
     error = 0.0
     for index, prompt in enumerate(oracle.prompts):
@@ -128,9 +138,7 @@ def check_core(core: Core, target: CpuTarget | CudaTarget, replay: Scorer, archi
             f"{replay.kv_pages} pages are too few for the check of the core, which takes {pages}; ask for "
             f"{pages * target.segments.kv_page_bytes} bytes, or leave --check out",
         )
-    # The keys and values are rounded to their format too, on a device with the inputs of linear layers.
-    formats = {*target.weights.formats, target.weights.kv_format}
-    return f"{architecture} {check_oracle(replay, oracle, architecture, formats)}"
+    return f"{architecture} {check_oracle(replay, oracle, architecture, tolerance_of(target))}"
 
 
 def differing(found: Positions, stored: Positions) -> int:
