@@ -1,0 +1,49 @@
+"""Cubins with the names, parameters and blocks of a core's kernels, and nothing in them: the fake driver runs kernels from
+their sources, so an export for it needs no compiler. All of an architecture's kernels are in one cubin.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+from ignition.targets.cuda.compile import KERNELS, Compiled, job
+from ignition.targets.cuda.compile_worker import Cubin, Job
+from ignition.targets.cuda.launch import Launch
+from tests.support.cuda_cubins import tool
+
+_HEAD = ".version 8.8\n.target {architecture}\n.address_size 64\n"
+_ENTRY = ".visible .entry {name}({parameters}) .reqntid {threads} {{ ret; }}\n"
+_TYPES = {"i32": ".b32", "i64": ".b64", "fp32": ".b32"}
+
+
+def compile_stubs(
+    launches: Mapping[str, Iterable[Launch]], advance: Callable[[int, int, str], None] = lambda *_: None
+) -> Compiled:
+    """In the place of `compile_launches`."""
+    cubins: dict[str, dict[bytes, Cubin]] = {}
+    for architecture, some in launches.items():
+        jobs = {(item := job(launch, architecture)).key(): item for launch in some}
+        symbols = {key: f"{item.kernel.replace('.', '_')}_{number}" for number, (key, item) in enumerate(jobs.items())}
+        data = _assemble(architecture, [_entry(symbols[key], item) for key, item in jobs.items()])
+        cubins[architecture] = {
+            key: Cubin(data, symbols[key], 32 * item.warps, 0, {"ptxas": "12.9"}, 0.0) for key, item in jobs.items()
+        }
+        advance(len(jobs), len(jobs), "stubs")
+    return Compiled(KERNELS, cubins)
+
+
+def _entry(name: str, item: Job) -> str:
+    kinds = [_TYPES.get(kind, ".b64") for kind in item.signature.values()] + [".b64", ".b64"]  # and Triton's scratch
+    parameters = ", ".join(f".param {kind} p{number}" for number, kind in enumerate(kinds))
+    return _ENTRY.format(name=name, parameters=parameters, threads=32 * item.warps)
+
+
+def _assemble(architecture: str, entries: Iterable[str]) -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        source, output = Path(folder) / "stubs.ptx", Path(folder) / "stubs.cubin"
+        source.write_text(_HEAD.format(architecture=architecture) + "".join(entries))
+        subprocess.run([tool("ptxas"), "-arch", architecture, str(source), "-o", str(output)], check=True)
+        return output.read_bytes()
