@@ -166,19 +166,6 @@ def test_a_dense_layer_becomes_nine_launches_that_wait_for_each_other(llama: Exp
     assert [[edge.node for edge in node.after] for node in sample[-2:]] == [[len(sample) - 3]] * 2
 
 
-def test_edges_between_two_kernels_alone_are_programmatic(tmp_path: Path) -> None:
-    """Those of a chain; not where the work forks or joins, nor to and from copies, nor on architectures without them."""
-    checkpoint = make_checkpoint(tmp_path / "llama", "llama", **ONE_LAYER)
-    export = export_cuda(checkpoint, architectures=("sm_80", "sm_90a", "sm_120a"))
-    for architecture in ("sm_80", "sm_90a", "sm_120a"):
-        graphs = export.graphs(architecture)
-        for kind, full in (("step", {1, 2, 3}), ("sample", {8, 9}), ("score", set())):
-            for bucket in getattr(graphs, kind):
-                found = {n for n, node in enumerate(bucket.nodes) if node.after and not node.after[0].programmatic}
-                assert found == (full if architecture != "sm_80" else set(range(1, len(bucket.nodes)))), kind
-                assert all(len({edge.programmatic for edge in node.after}) <= 1 for node in bucket.nodes)
-
-
 def test_projections_of_one_format_are_one_product(llama: Exported, tmp_path: Path) -> None:
     names = [f"model.layers.0.self_attn.{which}_proj.weight" for which in "qkv"]
     joined = "model.layers.0.self_attn.q_proj.weight+k_proj.weight+v_proj.weight"
