@@ -12,6 +12,7 @@ import pytest
 import triton
 
 from flare.core.architectures import ABILITIES
+from flare.core.cubin import read_cubin
 from ignition.targets.cuda.compile import Compiled, compile_launches
 from ignition.targets.cuda.kernels.embedding import embed_launch
 from ignition.targets.cuda.kernels.gate_up import gate_up_launch
@@ -120,14 +121,12 @@ REACHING = {
 """Instructions that reach memory of the device, or end a kernel."""
 
 
-@pytest.mark.parametrize(("architecture", "launch"), CASES, ids=[f"{a}-{launch.label}" for a, launch in CASES])
-def test_a_kernel_waits_before_it_reaches_memory_or_ends(
-    compiled: Compiled, architecture: str, launch: Launch, tmp_path: Path
-) -> None:
-    """On the architectures of compute capability 9.0 and more; on the others it has no such instruction."""
-    (tmp_path / "kernel").write_bytes(compiled.cubin(launch, architecture).data)
-    before = before_the_wait(tmp_path / "kernel")
-    if int(architecture.strip("sm_a")) < 90:
-        assert before is None
-    else:
-        assert before is not None and not REACHING & set(before)
+@pytest.mark.parametrize("architecture", ABILITIES)
+def test_kernels_wait_before_they_reach_memory_or_end(compiled: Compiled, architecture: str, tmp_path: Path) -> None:
+    """On the architectures of compute capability 9.0 and more; on the others they have no such instruction."""
+    first, *others = (compiled.cubin(launch, architecture) for launch in LAUNCHES[architecture])
+    (tmp_path / "kernel").write_bytes(first.data)
+    before, there = before_the_wait(tmp_path / "kernel"), int(architecture.strip("sm_a")) >= 90
+    assert before is not None and not REACHING & set(before) if there else before is None
+    for cubin in others:
+        assert read_cubin(cubin.data, "x").kernels[cubin.symbol].waits is there
