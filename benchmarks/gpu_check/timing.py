@@ -11,16 +11,18 @@ import time
 _STARTED = time.perf_counter()
 
 import ctypes  # noqa: E402  what is imported below is part of what is timed
-from collections.abc import Callable  # noqa: E402
+from collections.abc import Callable, Sequence  # noqa: E402
 from ctypes import c_int32  # noqa: E402
 from dataclasses import dataclass  # noqa: E402
 from pathlib import Path  # noqa: E402
 from statistics import median  # noqa: E402
 from typing import Any  # noqa: E402
 
-from benchmarks.gpu_check.findings import Checks, Finding, measured  # noqa: E402
+from msgspec import structs  # noqa: E402
+
+from benchmarks.gpu_check.findings import Checks, Finding, at_most, measured  # noqa: E402
 from benchmarks.gpu_check.program_memory import ProgramMemory  # noqa: E402
-from flare.core.cuda_graph import Bucket, CopyNode, KernelNode, Pointer  # noqa: E402
+from flare.core.cuda_graph import Bucket, CopyNode, Edge, FillNode, KernelNode, Pointer  # noqa: E402
 from flare.core.directory import Core, open_core  # noqa: E402
 from flare.replay.cpu_interface import SampleParams  # noqa: E402
 from flare.replay.cuda import CudaReplay  # noqa: E402
@@ -33,6 +35,8 @@ CONTEXT = 128
 COPY_BYTES = 1 << 30
 """Of a copy that is to be larger than any cache, where the device has room for it."""
 
+Node = KernelNode | CopyNode | FillNode
+
 LEAST_S, MOST_RUNS = 0.05, 1000
 
 CHAIN = 64
@@ -40,14 +44,14 @@ CHAIN = 64
 
 
 def check_timing(checks: Checks, path: Path) -> None:
-    """Measures a core; all is good that could be measured."""
+    """Measures a core; all is good that could be measured, but edges are to change no bit."""
     imported = time.perf_counter() - _STARTED
     core = open_core(path)
     opened = time.perf_counter() - _STARTED
     limits = core.manifest.limits
     position = min(CONTEXT, limits.max_context - 1)
     each = position // limits.page_tokens + 1
-    stage = _Stage(core, each, position)
+    stage = Stage(core, each, position)
 
     def load() -> Finding:
         assert core.manifest.cuda is not None
@@ -74,13 +78,14 @@ def check_timing(checks: Checks, path: Path) -> None:
         checks.run("calls of the replay", stage.calls)
         checks.run("bandwidth of a copy", stage.bandwidth)
         checks.run("steps on the device", stage.steps)
+        checks.run("programmatic edges", stage.edges)
         checks.run("kernels of a decode step", stage.kernels)
     finally:
         stage.close()
 
 
 @dataclass
-class _Stage:
+class Stage:
     """What is timed: the replay, and beside it the program's memory on the same device."""
 
     core: Core
@@ -161,6 +166,24 @@ class _Stage:
             figures[f"sample_{bucket.rows}_us"] = 1e6 * on_device(memory, memory.build(bucket.nodes, rows=bucket.rows))
         return measured("device time, by tokens of a step and rows of a draw", **figures)
 
+    def edges(self) -> Finding:
+        """Device time of a decode step as it is and with full edges, and whether all buckets give the same bits with both."""
+        memory, figures = self._memory(), {}
+        differing = 0
+        for bucket in self._fitting():
+            self._put_step(memory, bucket)
+            logits = []
+            for name, nodes in (("programmatic", bucket.nodes), ("full", with_full_edges(bucket.nodes))):
+                executable = memory.build(nodes, bucket.tokens, bucket.rows)
+                memory.run(executable)
+                if bucket.tokens == 1:
+                    figures[f"step_1_{name}_us"] = 1e6 * on_device(memory, executable)
+                logits.append(memory.get("logits", 0, 4 * bucket.rows * self.core.manifest.model.vocabulary))
+            if bucket.tokens == 1:
+                figures["programmatic"] = sum(edge.programmatic for node in bucket.nodes for edge in node.after)
+            differing += logits[0] != logits[1]
+        return at_most(differing, 0, "buckets whose logits have other bits with full edges", **figures)
+
     def kernels(self) -> Finding:
         """Device time of each kernel of a decode step: all its nodes, one behind the other, so that layers' weights differ."""
         memory = self._memory()
@@ -231,6 +254,11 @@ class _Stage:
         memory.put("params", bytes((SampleParams * bucket.rows)(*[params] * bucket.rows)))
         size = 4 * bucket.rows * self.core.manifest.model.vocabulary
         memory.put("logits", ctypes.string_at(ctypes.create_string_buffer(size), size))
+
+
+def with_full_edges(nodes: Sequence[Node]) -> list[Node]:
+    """The nodes, none of which begins before those that it waits for have ended."""
+    return [structs.replace(node, after=[Edge(node=edge.node) for edge in node.after]) for node in nodes]
 
 
 def timed(call: Callable[[], object]) -> float:

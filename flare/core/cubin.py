@@ -1,4 +1,5 @@
-"""What a cubin says of its kernels: the architecture, and of each kernel the parameters, block, cluster, registers and memory.
+"""What a cubin says of its kernels: the architecture, and of each kernel the parameters, block, cluster, registers and memory,
+and whether it waits for the kernels before it.
 
 A cubin is an ELF file. NVIDIA documents little of it: the layout of `e_flags` is in LLVM's `BinaryFormat/ELF.h`, and the
 attributes of `.nv.info` have been found by comparing with what `cuobjdump -elf` prints of files of known content. Nothing here
@@ -32,6 +33,11 @@ _REGCOUNT = 0x2F
 _CUDA_ACCELERATOR_TARGET = 0x09
 _BYTE_VALUE, _SIZED_VALUE = 2, 4
 
+# Code is instructions of 16 bytes, which two bytes tell apart. This one is nvdisasm's ACQBULK without a predicate, which both
+# ptxas of Triton make of griddepcontrol.wait for every architecture that has it.
+_INSTRUCTION, _INSTRUCTION_BYTES = "<H14x", 16
+_WAIT = 0x782E
+
 _RESERVED_BYTES = 1024  # of a block's shared memory, for the system, where there is a section of that name
 
 
@@ -41,7 +47,7 @@ class CubinKernel:
 
     parameters: (offset, bytes) of each, in order. block: threads in x, y, z that a launch must have, None if any will do.
     cluster: blocks in x, y, z, None without one. shared: bytes of static shared memory, without what the system reserves.
-    registers: of a thread.
+    registers: of a thread. waits: whether its code waits, somewhere, for kernels before programmatic edges.
     """
 
     parameters: tuple[tuple[int, int], ...]
@@ -49,6 +55,7 @@ class CubinKernel:
     cluster: tuple[int, int, int] | None
     shared: int
     registers: int
+    waits: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +103,7 @@ def read_cubin(data: bytes, name: str) -> Cubin:
             cluster=cluster,
             shared=max(0, shared - reserved),
             registers=registers[symbol],
+            waits=_waits(file, symbol),
         )
     return Cubin(_architecture(file), kernels)
 
@@ -197,6 +205,13 @@ def _architecture(file: _Elf) -> str:
     if ".nv.compat" in file.sections:  # where compilers from 13 on say it
         special |= (_CUDA_ACCELERATOR_TARGET, b"\1") in file.attributes(".nv.compat")
     return f"sm_{number}{'a' if special else ''}"
+
+
+def _waits(file: _Elf, symbol: str) -> bool:
+    code = file.content(file.sections[f".text.{symbol}"])
+    if len(code) % _INSTRUCTION_BYTES:
+        file.refuse(f"the code of kernel {symbol[:80]!r} has {len(code)} bytes, no multiple of {_INSTRUCTION_BYTES}")
+    return any(word == _WAIT for (word,) in struct.iter_unpack(_INSTRUCTION, code))
 
 
 def _registers(file: _Elf) -> dict[str, int]:

@@ -1,7 +1,7 @@
 """Whether cuda graphs can run as they say, found without a device: against the manifest, the cubins and each other.
 
 A launch with a wrong argument does not fail, it overwrites memory; so everything that can be known is compared before a
-graph is built. What a kernel does with its pointers cannot be.
+graph is built. What a kernel does with its pointers cannot be, nor what it does before it waits behind a programmatic edge.
 """
 
 from __future__ import annotations
@@ -128,6 +128,7 @@ class _Check:
         self.arrays = io_arrays(manifest.limits, manifest.model.vocabulary)
         self.where = where
         self.parameters: list[Sequence[str]] = []
+        self.waits: list[bool] = []
         self.sizes = {
             "weights": segments.weights_bytes,
             "arena": segments.arena_bytes,
@@ -178,6 +179,7 @@ class _Check:
         if doubled := kernel.signature.keys() & kernel.constants.keys():
             _refuse(where, f"{min(doubled)[:40]!r} is in its signature and among its constants")
         self._block(kernel, found, where)
+        self.waits.append(found.waits)
         return parameters
 
     def _parameter(self, where: str, name: str, kind: str) -> str:
@@ -349,7 +351,13 @@ class _Check:
         return None if fits else f"{value!r}, which is no {wanted}"
 
     def _edges(self, nodes: Sequence[KernelNode | CopyNode | FillNode], index: int) -> str | None:
-        """What is wrong with the edges to a node, or None."""
+        """What is wrong with the edges to a node, or None.
+
+        A kernel behind a programmatic edge may be launched early, and then waits until all that its edges lead from has ended.
+        So it uses memory, and ends, behind them, as a node behind full edges does. If every such kernel waits, all that lies
+        before a node has ended when it begins to use memory, however many edges away and of whatever kind. A graph's order
+        needs no more: nothing is asked of the earlier kernel, and `_behind` and `_before` take all edges alike.
+        """
         node, seen = nodes[index], set()
         for edge in node.after:
             if not 0 <= edge.node < index:
@@ -362,4 +370,6 @@ class _Check:
                     return f"its edge from node {edge.node} is programmatic, {self.graphs.arch} has no such edges"
                 if not (isinstance(node, KernelNode) and isinstance(nodes[edge.node], KernelNode)):
                     return f"its edge from node {edge.node} is programmatic, wanted a kernel at both ends"
+                if not self.waits[node.kernel]:
+                    return f"its edge from node {edge.node} is programmatic, but its kernel does not wait for that one's end"
         return None

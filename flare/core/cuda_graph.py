@@ -48,7 +48,7 @@ class Kernel(Struct):
     cubin: the core's file. name: the function's symbol. threads: of a block, all in x. shared: bytes of dynamic shared memory.
     source, signature, constants say what it was compiled from, so that tests can run it without a device: `source` is
     "module.function" of the exporter's kernels, `signature` maps each run-time parameter, in order, to its Triton type
-    ("*bf16", "i32"), `constants` each compile-time one to its value.
+    ("*bf16", "i32"), `constants` each compile-time one to its value, but PROGRAMMATIC, which follows from the architecture.
     """
 
     cubin: str
@@ -62,7 +62,7 @@ class Kernel(Struct):
 
 class Edge(Struct, gc=False):
     """That a node waits for an earlier one of its bucket. A programmatic edge lets a kernel begin before the other has ended;
-    the kernel itself then waits for its results."""
+    the kernel itself then waits for that, in its code."""
 
     node: int
     programmatic: bool = False

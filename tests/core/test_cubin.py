@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from flare.core.cubin import MAX_INFO_BYTES, Cubin, read_cubin
 from flare.errors import CoreError
-from tests.support.cuda_cubins import ARCHITECTURES, KERNELS, assemble, cubin, metadata, tool
+from tests.support.cuda_cubins import ARCHITECTURES, KERNELS, assemble, before_the_wait, cubin, metadata, tool
 
 SIZES = {"scale": [8, 8, 4, 4, 8, 8], "dot": [8, 8, 8, 8, 8]}
 """Bytes of the run-time parameters and of the two scratch pointers that Triton adds."""
@@ -40,6 +40,7 @@ def test_triton_s_kernels(cubins: Path, name: str, architecture: str) -> None:
     ordered = sorted(tuple(int(number, 16) for number in entry) for entry in read)
     assert {(i, *parameter) for i, parameter in enumerate(kernel.parameters)} == set(ordered)
     assert f"sm={architecture.removeprefix('sm_')}," in text
+    assert kernel.waits == (name == "scale" and "8" not in architecture)
     assert int(re.search(r"REG:(\d+)", printed(file, "-res-usage"))[1]) == kernel.registers
 
 
@@ -63,6 +64,16 @@ def test_both_layouts_of_flags_and_static_shared_memory(tmp_path: Path, assemble
 def test_a_cluster(tmp_path: Path, assembler: str) -> None:
     data = assemble(tmp_path, assembler, "sm_90a", ".explicitcluster .reqnctapercluster 2, 1, 1")
     assert read_cubin(data, "x").kernels["plain"].cluster == (2, 1, 1)
+
+
+@pytest.mark.parametrize("assembler", ["ptxas", "ptxas-blackwell"])
+@pytest.mark.parametrize("architecture", ["sm_90a", "sm_103a"])
+def test_a_kernel_that_waits(tmp_path: Path, assembler: str, architecture: str) -> None:
+    """As NVIDIA's disassembler has it; to ask for the next kernel is no wait."""
+    for action, waits in (("wait", True), ("launch_dependents", False)):
+        data = assemble(tmp_path, assembler, architecture, first=f"griddepcontrol.{action};")
+        assert (before_the_wait(tmp_path / "plain.cubin") is not None) is waits
+        assert read_cubin(data, "x").kernels["plain"].waits is waits
 
 
 def refused(data: bytes) -> str:

@@ -264,6 +264,41 @@ def test_registers_of_a_block(cubins: Path, tmp_path: Path) -> None:
             assert problem in refused(graphs, files | {file: patched})
 
 
+def programmatic(g: dict[str, Any], *kernels: int) -> None:
+    """Has node 6, and further nodes of these kernels behind it, wait for the one before by a programmatic edge."""
+    template = {kernel: node(g, number) for number, kernel in ((5, 1), (6, 0))}
+    for number, kernel in enumerate(kernels, 6):
+        g["step"][1]["nodes"][number:] = [template[kernel] | {"after": [{"node": number - 1, "programmatic": True}]}]
+
+
+def test_a_kernel_behind_a_programmatic_edge_waits(cubins: Path) -> None:
+    """Of these kernels, 0 waits and 1 does not. Node 5 has kernel 1, behind full edges."""
+    for kernels, wrong in (((0,), None), ((0, 0, 0), None), ((1,), 6), ((0, 1), 7), ((0, 1, 0), 7)):
+        graphs, files = make_graphs(cubins, ARCHITECTURE)
+        graphs = changed(graphs, lambda g, kernels=kernels: programmatic(g, *kernels))
+        if wrong is None:
+            check_cuda_graphs(graphs, make_manifest(ARCHITECTURE), files, WHERE)
+        else:
+            says = f"its edge from node {wrong - 1} is programmatic, but its kernel does not wait for that one's end"
+            assert f"{WHERE}: step[1] node {wrong} ('dot'): {says}" in refused(graphs, files)
+
+
+def test_copies_are_held_against_programmatic_edges_as_against_full_ones(cubins: Path) -> None:
+    """Whether what comes in is there, and what goes out is complete, is asked along edges of both kinds."""
+    good, files = make_graphs(cubins, ARCHITECTURE)
+    early = changed(good, lambda g: (programmatic(g, 0), node(g, 5).update(after=[])))
+    assert "node 5 ('dot'): it waits for no copy of positions from the host" in refused(early, files)
+
+    def twice(g: dict[str, Any], *after: int) -> None:
+        nodes = g["sample"][1]["nodes"]
+        again = nodes[0] | {"after": [{"node": 0, "programmatic": True}]}
+        nodes[1:] = [again, *(nodes[1 + n] | {"after": [{"node": edge}]} for n, edge in enumerate(after))]
+
+    check_cuda_graphs(changed(good, lambda g: twice(g, 1, 2)), make_manifest(ARCHITECTURE), files, WHERE)
+    says = "sample[1] node 1 ('scale'): the copy of logprobs to the host does not wait for it"
+    assert says in refused(changed(good, lambda g: twice(g, 0, 2)), files)
+
+
 def test_programmatic_edges_between_kernels(cubins: Path) -> None:
     """From compute capability 9.0 on."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from ctypes import c_float, c_int32, string_at
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -297,6 +298,18 @@ def test_the_fake_holds_launches_to_the_cubin(
         CudaReplay(program, device=open_device(["sm_90a"]), kv_pages=8)
 
 
+def first_logits(program: CudaProgram) -> list[float] | None:
+    """Of a step of two tokens, the last one's; None where the executor failed."""
+    with CudaReplay(program, device=open_device(["sm_90a"]), kv_pages=8) as replay:
+        replay.rows[0] = 1
+        try:
+            replay.step(fill(replay, [(0, 0, [5, 6])]), 1)
+            return replay.logits(0).tolist()
+        except ReplayDead as error:
+            assert "executor failed" in str(error)
+            return None
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -311,10 +324,28 @@ def test_the_fake_shows_what_is_wrong_in_a_graph(
 ) -> None:
     """Without an edge a node runs too early, with wrong arguments it computes something else or fails."""
     program = with_node(tiny_program(tiny_kernels, tmp_path / "core"), 3, change)
-    with CudaReplay(program, device=open_device(["sm_90a"]), kv_pages=8) as replay:
-        replay.rows[0] = 1
-        try:
-            replay.step(fill(replay, [(0, 0, [5, 6])]), 1)
-            assert replay.logits(0).tolist() != expected([5, 6])[1]
-        except ReplayDead as error:
-            assert "executor failed" in str(error)
+    assert first_logits(program) != expected([5, 6])[1]
+
+
+def without_waits(program: CudaProgram) -> CudaProgram:
+    """The program with cubins that ask for the next kernel where they should wait: PREEXIT instead of ACQBULK."""
+    cubins, names = {}, {}
+    for file, data in program.cubins.items():
+        changed = data.replace(b"\x2e\x78" + bytes(6), b"\x2d\x78" + bytes(6))
+        names[file] = f"kernels/{sha256(changed).hexdigest()[:16]}.cubin"
+        cubins[names[file]] = changed
+    kernels = [structs.replace(kernel, cubin=names[kernel.cubin]) for kernel in program.graphs.kernels]
+    return replace(program, graphs=structs.replace(program.graphs, kernels=kernels), cubins=cubins)
+
+
+def test_the_fake_shows_a_kernel_that_does_not_wait(
+    fake: FakeCuda, executor: Any, tiny_kernels: Path, tmp_path: Path
+) -> None:
+    """Behind its programmatic edge it runs too early, and so does what waits for its end; behind full ones all is well."""
+    program = tiny_program(tiny_kernels, tmp_path / "core")
+    hasty = without_waits(program)
+    executor.add(hasty.graphs)
+    full = with_node(hasty, 3, lambda node: structs.replace(node, after=[Edge(node=1), Edge(node=2)]))
+    assert first_logits(program) == first_logits(full) == expected([5, 6])[1]
+    assert first_logits(hasty) != expected([5, 6])[1]
+    assert executor.launched[-3:] == ["kernels.gather", "kernels.project", "kernels.write"]

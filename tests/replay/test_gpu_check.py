@@ -13,12 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from benchmarks.gpu_check.__main__ import main
 from benchmarks.gpu_check.children import run_group
 from benchmarks.gpu_check.cores import Company, few_tokens
 from benchmarks.gpu_check.plan import KINDS, core_names, groups, pack_weights, unpack
-from flare.core.cuda_graph import Bucket, CudaGraphs, KernelNode
+from benchmarks.gpu_check.timing import Stage
+from flare.core.cuda_graph import Bucket, CudaGraphs, Edge, KernelNode
+from flare.core.directory import open_core
 from flare.core.oracle import Positions, Prompt
 from tests.conftest import once
 from tests.support.forged_cores import forge, graph
@@ -84,6 +87,13 @@ def test_a_good_core_passes_and_is_timed(bundle: Path, fake_libcuda: Path, tmp_p
     assert found["draws in every bucket"]["figures"]["rows_compared"] == 3
     timed = found["steps on the device"]["figures"]
     assert {"step_1_us", "step_2_us", "sample_2_us", "decode_share_of_copy"} <= timed.keys()
+    edges = found["programmatic edges"]
+    assert edges["figure"] == 0 and edges["figures"].keys() == {
+        "programmatic",
+        "step_1_programmatic_us",
+        "step_1_full_us",
+    }
+    assert edges["figures"]["programmatic"] == 10
     kernels = {row["kernel"]: row["nodes"] for row in found["kernels of a decode step"]["figures"]["kernels"]}
     assert kernels["gate_up.gate_up"] == 1 and kernels["attention_decode.attention_combine"] == 1
 
@@ -152,6 +162,37 @@ def test_a_bit_in_large_steps_alone_is_found_by_the_full_one() -> None:
     assert not found.ok and found.figure == 100
     found = company(slots=2)[0].full()
     assert not found.ok and "a step of 60 tokens shows nothing of the kernels of more than 64" in found.note
+
+
+class EarlyMemory:
+    """What a bucket leaves as logits tells whether its graph has programmatic edges."""
+
+    def __init__(self, graphs: CudaGraphs) -> None:
+        self.graphs = graphs
+        self.early = False
+
+    def build(self, nodes: list[KernelNode], tokens: int, rows: int) -> bool:
+        assert [[edge.node for edge in node.after] for node in nodes] == [[], [0]]
+        return any(edge.programmatic for node in nodes for edge in node.after)
+
+    def run(self, executable: bool, times: int = 1) -> None:
+        self.early = executable
+
+    def get(self, name: str, offset: int, size: int) -> bytes:
+        return bytes([self.early]) * size
+
+    def put(self, name: str, data: bytes) -> None:
+        pass
+
+
+@pytest.mark.parametrize("programmatic", [False, True])
+def test_bits_that_programmatic_edges_change_are_found(bundle: Path, programmatic: bool) -> None:
+    first = KernelNode(kernel=0, grid=(1, 1, 1), args=[], label="", after=[])
+    second = replace(first, after=[Edge(node=0, programmatic=programmatic)])
+    buckets = [Bucket(tokens=tokens, rows=1, nodes=[first, second]) for tokens in (1, 2)]
+    memory = EarlyMemory(CudaGraphs(arch="sm_90a", kernels=[], step=buckets, sample=[], score=[], io={}))
+    found = Stage(open_core(bundle / "cores/tiny"), 1, 3, memory=memory).edges()
+    assert (found.ok, found.figure) == (not programmatic, 2 * programmatic)
 
 
 def test_steps_are_few_while_they_run_other_kernels_than_the_largest() -> None:

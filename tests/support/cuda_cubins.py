@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from functools import cache
@@ -31,6 +32,7 @@ PTX = """.version 8.8
     .shared .align 8 .b8 buffer[100];
     .reg .b64 %r;
     .reg .b32 %a;
+    {first}
     ld.param.u64 %r, [p];
     mov.u32 %a, buffer;
     st.global.u32 [%r], %a;
@@ -65,16 +67,27 @@ def make(folder: Path) -> None:
     subprocess.run([sys.executable, "-m", "tests.support.cuda_kernels", str(folder)], env=environment, check=True)
 
 
-def assemble(folder: Path, assembler: str, architecture: str, cluster: str = "", threads: int = 64) -> bytes:
-    """The cubin that an assembler of Triton's makes of PTX."""
+def assemble(
+    folder: Path, assembler: str, architecture: str, cluster: str = "", threads: int = 64, first: str = ""
+) -> bytes:
+    """The cubin that an assembler of Triton's makes of PTX, with `first` as its first instructions."""
     source, output = folder / "plain.ptx", folder / "plain.cubin"
-    source.write_text(PTX.format(architecture=architecture, cluster=cluster, threads=threads))
+    source.write_text(PTX.format(architecture=architecture, cluster=cluster, threads=threads, first=first))
     subprocess.run([tool(assembler), "-arch", architecture, str(source), "-o", str(output)], check=True)
     return output.read_bytes()
 
 
 def cubin(folder: Path, kernel: str, architecture: str) -> bytes:
     return (folder / f"{kernel}-{architecture}.cubin").read_bytes()
+
+
+def before_the_wait(file: Path) -> list[str] | None:
+    """By NVIDIA's disassembler, the names of the instructions that a cubin's only kernel runs before it waits for others; None
+    where it does not."""
+    text = subprocess.run([tool("nvdisasm"), "-c", str(file)], capture_output=True, text=True, check=True).stdout
+    names = re.findall(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z0-9]+)", text, re.MULTILINE)
+    assert len(names) > 4
+    return names[: names.index("ACQBULK")] if "ACQBULK" in names else None
 
 
 def metadata(folder: Path, kernel: str, architecture: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The kernels of `cuda_cubins.py`; as a program, their compiler."""
+"""The kernels of `cuda_cubins.py`; as a program, their compiler. Of them, `scale` waits where there are programmatic edges."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from flare.core.architectures import ABILITIES
+from ignition.targets.cuda.kernels.programmatic import begin
 from tests.support.cuda_cubins import ARCHITECTURES, CONSTANTS, KERNELS, SIGNATURES, WARPS
 
 
 @triton.jit
-def scale(x, y, n, factor, N: tl.constexpr):
+def scale(x, y, n, factor, N: tl.constexpr, PROGRAMMATIC: tl.constexpr):
+    begin(PROGRAMMATIC)
     i = tl.program_id(0) * N + tl.arange(0, N)
     tl.store(y + i, tl.load(x + i, i < n) * factor, i < n)
 
@@ -30,10 +33,12 @@ def dot(a, b, c, K: tl.constexpr):
 
 def main(folder: Path) -> None:
     for name in KERNELS:
-        function, signature, constants = globals()[name], SIGNATURES[name], CONSTANTS[name]
-        places = {(function.arg_names.index(key),): value for key, value in constants.items()}
-        source = ASTSource(function, signature | dict.fromkeys(constants, "constexpr"), places, {})
         for architecture in ARCHITECTURES:
+            function, signature, constants = globals()[name], SIGNATURES[name], CONSTANTS[name]
+            if name == "scale":
+                constants = constants | {"PROGRAMMATIC": ABILITIES[architecture].programmatic}
+            places = {(function.arg_names.index(key),): value for key, value in constants.items()}
+            source = ASTSource(function, signature | dict.fromkeys(constants, "constexpr"), places, {})
             target = GPUTarget("cuda", int(architecture.strip("sm_a")), 32)
             kernel = triton.compile(source, target=target, options={"num_warps": WARPS[name]})
             facts = {key: getattr(kernel.metadata, key) for key in ("name", "num_warps", "shared")}

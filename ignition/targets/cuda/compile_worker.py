@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import queue
+import re
 import signal
 import sys
 import threading
@@ -21,12 +22,20 @@ from typing import IO, Any
 
 import msgspec
 
+from flare.core.architectures import ABILITIES
 from ignition.targets.cuda.launch import Constant
+
+PROGRAMMATIC = "PROGRAMMATIC"
+"""Every kernel's constant that tells whether its architecture has programmatic edges (kernels/programmatic.py)."""
+
+_WAIT = "griddepcontrol.wait"
+_TOO_EARLY = re.compile(r"\.global\b|\b(?:ld|st|atom|red)\.(?!param\b|shared\b)|\b(?:bra|brx|call|ret|exit)\b")
+"""What a kernel must not do before it has waited: reach memory that others write, or take one of several ways."""
 
 
 class Job(msgspec.Struct, frozen=True):
     """All that decides a kernel's machine code. signature: Triton's type by run-time parameter, where it is there, in order.
-    constants: constexprs, with absent pointers as None. package: where the kernel's file lies."""
+    constants: constexprs but PROGRAMMATIC, with absent pointers as None. package: where the kernel's file lies."""
 
     package: str
     kernel: str
@@ -101,15 +110,22 @@ def build(job: Job) -> Any:
 
     file, _, name = job.kernel.rpartition(".")
     function: Any = getattr(import_module(f"{job.package}.{file}"), name)
-    if wrong := set(function.arg_names) ^ {*job.signature, *job.constants}:
+    constants = {**job.constants, PROGRAMMATIC: ABILITIES[job.architecture].programmatic}
+    if wrong := set(function.arg_names) ^ {*job.signature, *constants}:
         raise ValueError(f"its parameters and the launch differ in {', '.join(sorted(wrong))}")
     signature = {parameter: job.signature.get(parameter, "constexpr") for parameter in function.arg_names}
     aligned = {
         (index,): [["tt.divisibility", 16]] for index, type_ in enumerate(signature.values()) if type_.startswith("*")
     }
-    source = ASTSource(function, signature, job.constants, aligned)
+    source = ASTSource(function, signature, constants, aligned)
     options = {"num_warps": job.warps, "num_stages": job.stages, "num_ctas": 1, "enable_fp_fusion": False}
     return triton.compile(source, target=GPUTarget("cuda", capability(job.architecture), 32), options=options)
+
+
+def waits_first(ptx: str) -> bool:
+    """Whether a kernel's PTX waits for the kernel before it, and does nothing earlier that it must not do."""
+    before, wait, _ = ptx.partition(".entry")[2].partition("\n{")[2].partition(_WAIT)
+    return bool(wait) and not _TOO_EARLY.search(before)
 
 
 def _compile(job: Job) -> Result:
@@ -123,6 +139,8 @@ def _compile(job: Job) -> Result:
         return Failure("it wants scratch memory in global memory, which a graph's nodes do not have")
     if facts.num_ctas != 1:
         return Failure(f"it wants clusters of {facts.num_ctas} blocks, which a graph's nodes do not have")
+    if ABILITIES[job.architecture].programmatic and not waits_first(compiled.asm["ptx"]):
+        return Failure("it does not wait first for the kernel before it; make begin(PROGRAMMATIC) its first statement")
     versions = {"triton": triton.__version__, "ptxas": get_ptxas(capability(job.architecture)).version}
     seconds = time.perf_counter() - begin
     return Cubin(compiled.asm["cubin"], facts.name, 32 * facts.num_warps, facts.shared, versions, seconds)

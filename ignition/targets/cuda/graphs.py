@@ -3,13 +3,21 @@
 Buffers are placed once, for the largest bucket, so all buckets use the same addresses. A step's nodes come in phases, as they
 were placed: a node waits for all nodes of the phase before its own. The graphs of draws and scores use the arena as well, since
 they run when no step does; each of their nodes waits for the one before it.
+
+Where the architecture has such edges, that between two kernels is programmatic (kernels/programmatic.py) if no other node waits
+for the earlier one, nor the later one for another. So it is with kernels that follow each other in a stream, which is what such
+edges were made for, and forks and joins are few.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from msgspec import structs
+
+from flare.core.architectures import ABILITIES
 from flare.core.checksums import sha256_bytes
 from flare.core.cuda_graph import (
     DEVICE_ONLY,
@@ -157,7 +165,7 @@ def make_graphs(
                 nodes.barrier()
                 last = phase
             nodes.run(some)
-        step.append(Bucket(tokens=tokens, rows=rows, nodes=nodes.made))
+        step.append(Bucket(tokens=tokens, rows=rows, nodes=nodes.finished()))
     draws: dict[str, list[Bucket]] = {"sample": [], "score": []}
     for kind, buckets in draws.items():
         for rows in bucket_sizes(limits.max_rows):
@@ -167,7 +175,7 @@ def make_graphs(
             if kind == "sample":
                 for name in SAMPLE_OUTPUTS:
                     nodes.copy([name], inward=False, share=(rows, limits.max_rows))
-            buckets.append(Bucket(tokens=0, rows=rows, nodes=nodes.made))
+            buckets.append(Bucket(tokens=0, rows=rows, nodes=nodes.finished()))
     return CudaGraphs(
         arch=architecture,
         kernels=kernels.made,
@@ -292,3 +300,17 @@ class _Nodes:
             )
         )
         self.ends.append(len(self.made) - 1)
+
+    def finished(self) -> list[KernelNode | CopyNode | FillNode]:
+        """Returns the nodes, with programmatic edges where there are to be some."""
+        if not ABILITIES[self.kernels.architecture].programmatic:
+            return self.made
+        followers = Counter(edge.node for node in self.made for edge in node.after)
+        found = list(self.made)
+        for index, node in enumerate(self.made):
+            match node:
+                case KernelNode(after=[Edge(node=before)]) if (
+                    isinstance(self.made[before], KernelNode) and followers[before] == 1
+                ):
+                    found[index] = structs.replace(node, after=[Edge(node=before, programmatic=True)])
+        return found

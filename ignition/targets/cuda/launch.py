@@ -33,8 +33,9 @@ class Pointer:
 @dataclass(frozen=True, slots=True)
 class Launch:
     """kernel: "file.function" below `ignition.targets.cuda.kernels`. args: every run-time parameter in the kernel's order; an
-    int is an i32, a float an f32, None an absent optional pointer. constants: every constexpr. grid: programs along x, y, z.
-    label: what it computes, in the recipe's names. warps: of 32 threads, a program. stages: of loads that run ahead."""
+    int is an i32, a float an f32, None an absent optional pointer. constants: every constexpr but PROGRAMMATIC, which is the
+    architecture's. grid: programs along x, y, z. label: what it computes, in the recipe's names. warps: of 32 threads, a
+    program. stages: of loads that run ahead."""
 
     kernel: str
     args: Mapping[str, Pointer | int | float | None]

@@ -3,6 +3,7 @@
 // - Work on a stream waits in a queue until somebody waits for the stream, so results read too early are not there yet, and
 //   host memory changed too early is seen changed.
 // - A graph's nodes run one by one, of those that are ready always the last added: an order that only edges hold.
+// - Behind a programmatic edge, a kernel without the instruction that waits is run before the kernel that it should wait for.
 // - Kernels are run by a hook (executor.py) on the very bytes packed into their nodes.
 // - Every end of every copy must lie in one allocation; new memory is full of 0xFF (NaN, -1); freed memory must be whole.
 // - Blocks, shared memory and parameters are checked against what the cubin itself says.
@@ -36,7 +37,7 @@ typedef struct Block {
 typedef struct Library Library;
 typedef struct Function {
   char name[512];
-  int params, attribute;
+  int params, attribute, waits;
   uint32_t offset[MOST_PARAMS], size[MOST_PARAMS], block[3], param_bytes, static_shared;
   Library* library;
   struct Function* next;
@@ -55,6 +56,7 @@ typedef struct Node {
   CUDA_MEMSET_NODE_PARAMS fill;
   size_t before_count;
   struct Node** before;
+  uint8_t* programmatic;  // of each edge from `before`
   int done;
 } Node;
 typedef struct Graph {

@@ -6,6 +6,7 @@ static void free_graph(Graph* g) {
   for (size_t i = 0; i < g->count; ++i) {
     free(g->nodes[i]->values);
     free(g->nodes[i]->before);
+    free(g->nodes[i]->programmatic);
     free(g->nodes[i]);
   }
   free(g->nodes);
@@ -53,6 +54,7 @@ static CUresult set_fill(Node* n, const CUDA_MEMSET_NODE_PARAMS* f) {
 static int before(Node* n, Graph* g, const CUgraphNode* nodes, const CUgraphEdgeData* edges, size_t count) {
   n->before_count = count;
   n->before = calloc(count + 1, sizeof *n->before);
+  n->programmatic = calloc(count + 1, 1);
   for (size_t i = 0; i < count; ++i) {
     size_t found = 0;
     while (found < g->count && g->nodes[found] != (Node*)nodes[i]) ++found;
@@ -65,6 +67,7 @@ static int before(Node* n, Graph* g, const CUgraphNode* nodes, const CUgraphEdge
     const int port = programmatic ? CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC : CU_GRAPH_KERNEL_NODE_PORT_DEFAULT;
     if (edges[i].from_port != port || edges[i].to_port) return 0;
     if (programmatic && (n->type != CU_GRAPH_NODE_TYPE_KERNEL || n->before[i]->type != CU_GRAPH_NODE_TYPE_KERNEL)) return 0;
+    n->programmatic[i] = programmatic;
   }
   return 1;
 }
@@ -83,6 +86,7 @@ CUresult cuGraphAddNode(CUgraphNode* node, CUgraph graph, const CUgraphNode* nod
   if (result) {
     free(n->values);
     free(n->before);
+    free(n->programmatic);
     free(n);
     return result;
   }
@@ -131,15 +135,22 @@ static CUresult run_node(Node* n) {
     return refuse(CUDA_ERROR_LAUNCH_FAILED, "%s: the executor failed", f->name);
   return CUDA_SUCCESS;
 }
+// Whether a node can run. A kernel that does not wait can as soon as the one before its programmatic edge can, and so, being
+// added later, runs first.
+static int ready(const Node* n) {
+  for (size_t i = 0; i < n->before_count; ++i) {
+    const int early = n->programmatic[i] && !((const Function*)n->kernel.func)->waits;
+    if (!n->before[i]->done && !(early && ready(n->before[i]))) return 0;
+  }
+  return 1;
+}
 static CUresult run_graph(Graph* g) {
   for (size_t i = 0; i < g->count; ++i) g->nodes[i]->done = 0;
   for (size_t left = g->count; left; --left) {
     Node* next = 0;
     for (size_t i = g->count; i-- && !next;) {
       Node* n = g->nodes[i];
-      size_t waits = n->done;
-      for (size_t j = 0; j < n->before_count; ++j) waits += !n->before[j]->done;
-      if (!waits) next = n;
+      if (!n->done && ready(n)) next = n;
     }
     next->done = 1;
     CUresult result = run_node(next);

@@ -1,7 +1,8 @@
 // Libraries: what a cubin says of its kernels, and kernels by name. Part of driver.c.
 //
 // A cubin is an ELF file; what it says of a kernel lies in its section .nv.info.<kernel>, in entries of a format
-// byte, an attribute byte, and two bytes: of a value, or (format 4) of a value's size.
+// byte, an attribute byte, and two bytes: of a value, or (format 4) of a value's size. Its code lies in .text.<kernel>, in
+// instructions of 16 bytes; nvdisasm calls the one that waits for the kernels before programmatic edges ACQBULK.
 
 #define AT(type, place) (*(const type*)(b + (place)))
 static void read_info(Function* f, const uint8_t* b, uint64_t at, uint64_t end) {
@@ -20,6 +21,11 @@ static void read_info(Function* f, const uint8_t* b, uint64_t at, uint64_t end) 
     if (sized && attribute == 0x10) memcpy(f->block, b + value, 12);  // the block size that the kernel requires
     if (attribute == 0x19) f->param_bytes = half;
   }
+}
+static int has_wait(const uint8_t* b, uint64_t at, uint64_t end) {
+  for (; at + 16 <= end; at += 16)
+    if (AT(uint16_t, at) == 0x782E) return 1;
+  return 0;
 }
 CUresult cuLibraryLoadData(CUlibrary* library, const void* code, CUjit_option* jit, void** jit_values, unsigned jit_count,
                            CUlibraryOption* options, void** values, unsigned count) {
@@ -50,8 +56,11 @@ CUresult cuLibraryLoadData(CUlibrary* library, const void* code, CUjit_option* j
   for (int i = 0; i < number; ++i) {
     uint64_t s = sections + i * entry;
     const char* name = (const char*)b + name_table + AT(uint32_t, s);
-    for (Function* f = l->functions; f; f = f->next)
-      if (!strncmp(name, ".nv.shared.", 11) && !strcmp(name + 11, f->name)) f->static_shared = AT(uint64_t, s + 0x20);
+    uint64_t at = AT(uint64_t, s + 0x18), bytes = AT(uint64_t, s + 0x20);
+    for (Function* f = l->functions; f; f = f->next) {
+      if (!strncmp(name, ".nv.shared.", 11) && !strcmp(name + 11, f->name)) f->static_shared = bytes;
+      if (!strncmp(name, ".text.", 6) && !strcmp(name + 6, f->name)) f->waits = has_wait(b, at, at + bytes);
+    }
   }
   memcpy(l->image = malloc(size), b, l->size = size);
   *library = (CUlibrary)l;

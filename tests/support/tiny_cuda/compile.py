@@ -36,8 +36,9 @@ def main(folder: Path) -> None:
     found: dict[str, Any] = {}
     for name, signature in SIGNATURES.items():
         function = getattr(kernels, name)
-        types = signature | dict.fromkeys(CONSTANTS[name], "constexpr")
-        constants = {(function.arg_names.index(key),): value for key, value in CONSTANTS[name].items()}
+        given = CONSTANTS[name] | ({"PROGRAMMATIC": True} if name == "gather" else {})
+        types = signature | dict.fromkeys(given, "constexpr")
+        constants = {(function.arg_names.index(key),): value for key, value in given.items()}
         options = {"num_warps": 1, "enable_fp_fusion": False}
         made = compile(ASTSource(function, types, constants), GPUTarget("cuda", 90, 32), options)
         cubin = made.asm["cubin"]

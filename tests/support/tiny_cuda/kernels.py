@@ -5,6 +5,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from ignition.targets.cuda.kernels.programmatic import begin
+
 
 @triton.jit
 def write(tokens, positions, slots, table, weights, pool, STRIDE, PT: tl.constexpr, PAGE_STRIDE: tl.constexpr):
@@ -28,8 +30,10 @@ def gather(
     PT: tl.constexpr,
     PAGE_STRIDE: tl.constexpr,
     CONTEXT: tl.constexpr,
+    PROGRAMMATIC: tl.constexpr = False,
 ):
-    """out[t] = scale * the sum of the pool at positions 0 to the token's own."""
+    """out[t] = scale * the sum of the pool at positions 0 to the token's own. It is behind a programmatic edge."""
+    begin(PROGRAMMATIC)
     t = tl.program_id(0)
     place = tl.arange(0, CONTEXT)
     there = place <= tl.load(positions + t)

@@ -22,6 +22,7 @@ from ignition.targets.cuda.kernels.attention_decode import attention_split_launc
 from ignition.targets.cuda.kernels.attention_prefill import attention_tile_launch
 from ignition.targets.cuda.kernels.attention_shape import PagedAttention
 from ignition.targets.cuda.launch import Launch, Pointer
+from tests.support.cuda_cubins import before_the_wait
 
 TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
 
@@ -38,16 +39,19 @@ def launch(form: str, architecture: str, element: str, head_dim: int) -> Launch:
 
 def compiled(launch: Launch, architecture: str) -> dict[str, Any]:
     """shared: bytes. registers: of a thread. products: every dot's instruction and what it multiplies, without the rows.
-    local: loads and stores of local memory in the loop over blocks that all rows see, which copies them ahead."""
+    local: loads and stores of local memory in the loop over blocks that all rows see, which copies them ahead. early: see
+    before_the_wait."""
     kernel = build(job(launch, architecture))
     with NamedTemporaryFile(suffix=".cubin") as cubin:
         cubin.write(kernel.asm["cubin"])
         cubin.flush()
         usage, code = tool("cuobjdump", "-res-usage", cubin.name), tool("nvdisasm", "-c", cubin.name)
+        early = before_the_wait(Path(cubin.name))
     loop = min(loops(code), key=len)
     return {
         "shared": kernel.metadata.shared,
         "registers": int(re.search(r"REG:(\d+)", usage)[1]),
+        "early": early,
         "products": products(kernel.asm["ttgir"]),
         "local": sum(line.split()[0] in ("LDL", "STL") or ".LDL" in line for line in loop),
     }

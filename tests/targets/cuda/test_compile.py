@@ -17,6 +17,7 @@ import pytest
 from flare.errors import InputError
 from ignition.targets.cuda.compile import Compiled, compile_launches
 from ignition.targets.cuda.launch import Launch, Pointer
+from tests.support.cuda_cubins import before_the_wait
 
 PACKAGE = "tests.targets.cuda.sample_kernels"
 
@@ -43,6 +44,10 @@ def product() -> Launch:
 
 def refused(kernel: str, args: dict[str, object], **constants: int) -> Launch:
     return Launch(kernel, args, constants, (1, 1, 1), "label")
+
+
+BOTH = {"x": pointer("f32"), "out": pointer("f32")}
+WAIT = "does not wait first for the kernel before it; make begin(PROGRAMMATIC) its first statement"
 
 
 def data(compiled: Compiled) -> list[bytes]:
@@ -106,6 +111,11 @@ def test_bytes_do_not_depend_on_the_folder_the_environment_or_the_number_of_proc
         (refused("refused.scratch", {"out": pointer("f32")}, K=64), "scratch memory"),
         (refused("refused.wrong_types", {"x": pointer("f32"), "y": 3}), "the launch differ in out, y"),
         (refused("refused.none_such", {}), "none_such"),
+        (refused("refused.knows_nothing_of_edges", BOTH), "the launch differ in PROGRAMMATIC"),
+        (refused("refused.never_waits", BOTH), WAIT),
+        (refused("refused.reads_before_it_waits", BOTH), WAIT),
+        (refused("refused.returns_before_it_waits", BOTH), WAIT),
+        (refused("refused.waits_in_a_branch", BOTH | {"count": 5}), WAIT),
         (refused("ends.kernel", {}), "the compiler ended (signal 9: the last words)"),
     ],
 )
@@ -121,6 +131,17 @@ def test_a_kernel_that_takes_too_long_is_named(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setenv("HOME", str(tmp_path))
     with pytest.raises(InputError, match=r"compiling waits.kernel for sm_80: not done after 1 s"):
         compile_launches({"sm_80": [refused("waits.kernel", {})]}, package=PACKAGE, timeout=1.0)
+
+
+def test_a_kernel_waits_only_where_there_are_programmatic_edges(tmp_path: Path) -> None:
+    """From compute capability 9.0 on; elsewhere nothing is asked of it, and nothing put into it."""
+    launches = [refused("refused.never_waits", BOTH), add()]
+    found = compile_launches({"sm_80": launches, "sm_89": launches, "sm_120a": [add()]}, package=PACKAGE)
+    for architecture, cubins in found.cubins.items():
+        for number, cubin in enumerate(cubins.values()):
+            file = tmp_path / f"{architecture}-{number}"
+            file.write_bytes(cubin.data)
+            assert (before_the_wait(file) is None) == (architecture != "sm_120a")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])

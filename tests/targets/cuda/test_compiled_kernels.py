@@ -1,4 +1,5 @@
-"""The kernels as machine code: they compile for every architecture, fit into its shared memory, and keep their registers."""
+"""The kernels as machine code: they compile for every architecture, fit into its shared memory, keep their registers, and wait
+for the kernel before them where they may be launched before its end."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ import pytest
 import triton
 
 from flare.core.architectures import ABILITIES
+from flare.core.cubin import read_cubin
 from ignition.targets.cuda.compile import Compiled, compile_launches
 from ignition.targets.cuda.kernels.embedding import embed_launch
 from ignition.targets.cuda.kernels.gate_up import gate_up_launch
@@ -21,6 +23,7 @@ from ignition.targets.cuda.kernels.norm import rms_norm_launch
 from ignition.targets.cuda.kernels.quantised_linear import quantised_linear_launch
 from ignition.targets.cuda.kernels.rotary import rope_angles_launch
 from ignition.targets.cuda.launch import Launch, Pointer
+from tests.support.cuda_cubins import before_the_wait
 
 F32, BF16, F16, I32, I8, U8, FP8 = (Pointer(e, None) for e in ("f32", "bf16", "f16", "i32", "i8", "u8", "fp8"))
 TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
@@ -97,3 +100,33 @@ def test_a_kernel_fits_its_architecture_and_spills_nothing(
     registers, stack, local = map(int, re.search(r"REG:(\d+) STACK:(\d+) .*LOCAL:(\d+)", used.stdout).groups())
     assert stack == local == 0
     assert registers * cubin.threads <= 65_536
+
+
+REACHING = {
+    "LD",
+    "LDG",
+    "LDGSTS",
+    "ST",
+    "STG",
+    "ATOM",
+    "ATOMG",
+    "RED",
+    "REDG",
+    "UBLKCP",
+    "UTMALDG",
+    "UTMASTG",
+    "EXIT",
+    "RET",
+}
+"""Instructions that reach memory of the device, or end a kernel."""
+
+
+@pytest.mark.parametrize("architecture", ABILITIES)
+def test_kernels_wait_before_they_reach_memory_or_end(compiled: Compiled, architecture: str, tmp_path: Path) -> None:
+    """On the architectures of compute capability 9.0 and more; on the others they have no such instruction."""
+    first, *others = (compiled.cubin(launch, architecture) for launch in LAUNCHES[architecture])
+    (tmp_path / "kernel").write_bytes(first.data)
+    before, there = before_the_wait(tmp_path / "kernel"), int(architecture.strip("sm_a")) >= 90
+    assert before is not None and not REACHING & set(before) if there else before is None
+    for cubin in others:
+        assert read_cubin(cubin.data, "x").kernels[cubin.symbol].waits is there

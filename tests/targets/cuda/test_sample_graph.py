@@ -80,7 +80,7 @@ def test_arguments_and_constants_are_the_kernels_in_their_order(graph: str) -> N
     for launch in launches(2, 300)[graph]:
         file, _, name = launch.kernel.rpartition(".")
         kernel = getattr(import_module(f"ignition.targets.cuda.kernels.{file}"), name)
-        assert [*launch.args, *launch.constants] == list(kernel.arg_names), launch.kernel
+        assert [*launch.args, *launch.constants, "PROGRAMMATIC"] == list(kernel.arg_names), launch.kernel
 
 
 def test_the_words_of_parameters_and_entries_are_the_contracts() -> None:

@@ -7,6 +7,7 @@ import triton.language as tl
 
 from ignition.targets.cuda.kernels.attention_blocks import finished, first_seen, merged, nothing, over_split
 from ignition.targets.cuda.kernels.attention_shape import PagedAttention
+from ignition.targets.cuda.kernels.programmatic import begin
 from ignition.targets.cuda.launch import Launch, Pointer
 
 PROGRAMS = 512
@@ -38,11 +39,13 @@ def attention_split(
     COLUMNS: tl.constexpr,
     SPLITS: tl.constexpr,
     PARTIAL: tl.constexpr,
+    PROGRAMMATIC: tl.constexpr = False,
 ):
     """Every num_programs(2)-th split that a token sees, for `SHARE` heads of a KV head and `COLUMNS` columns of values.
 
     partials [T, SPLITS, HEADS, PARTIAL]: sums [HEAD_DIM], then maximum and total of each part of the columns.
     """
+    begin(PROGRAMMATIC)
     GROUP: tl.constexpr = HEADS // KV_HEADS
     PARTS: tl.constexpr = (HEAD_DIM + COLUMNS - 1) // COLUMNS
     RUNS: tl.constexpr = (GROUP + SHARE - 1) // SHARE
@@ -86,8 +89,10 @@ def attention_combine(
     COLUMNS: tl.constexpr,
     SPLITS: tl.constexpr,
     PARTIAL: tl.constexpr,
+    PROGRAMMATIC: tl.constexpr = False,
 ):
     """One part of one head of a token's output, of its splits; zeros for a token of padding."""
+    begin(PROGRAMMATIC)
     token, head, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     position = tl.load(positions + token)
     columns = part * COLUMNS + tl.arange(0, COLUMNS)[None, :]

@@ -7,6 +7,7 @@ import triton.language as tl
 
 from ignition.targets.cuda.kernels.attention_blocks import finished, first_seen, merged, nothing, over_split
 from ignition.targets.cuda.kernels.attention_shape import PagedAttention
+from ignition.targets.cuda.kernels.programmatic import begin
 from ignition.targets.cuda.launch import Launch, Pointer
 
 
@@ -33,12 +34,14 @@ def attention_tile(
     SHARE: tl.constexpr,
     WIDTH: tl.constexpr,
     COLUMNS: tl.constexpr,
+    PROGRAMMATIC: tl.constexpr = False,
 ):
     """A tile of one slot's tokens, for `SHARE` heads of a KV head and `COLUMNS` columns of values.
 
     A tile holds neighbours at positions of one multiple of ROWS // SHARE on. Its first token's program computes it, those of
     the others end at once; a token of padding gets zeros.
     """
+    begin(PROGRAMMATIC)
     GROUP: tl.constexpr = HEADS // KV_HEADS
     PARTS: tl.constexpr = (HEAD_DIM + COLUMNS - 1) // COLUMNS
     RUNS: tl.constexpr = (GROUP + SHARE - 1) // SHARE

@@ -24,6 +24,7 @@ from ignition.targets.cuda.kernels.logit_rows import (
     row_sums,
     whole,
 )
+from ignition.targets.cuda.kernels.programmatic import begin
 from ignition.targets.cuda.launch import Launch, Pointer
 
 LEVELS = 16
@@ -55,9 +56,11 @@ def weigh(
     CHUNKS: tl.constexpr,
     CHUNKS_BLOCK: tl.constexpr,
     LEVELS: tl.constexpr,
+    PROGRAMMATIC: tl.constexpr = False,
 ):
     """The sum of a chunk's weights, for rows with a filter also by levels; with log probabilities wanted also the sum of
     exp(x - highest) before penalties and mask."""
+    begin(PROGRAMMATIC)
     row = tl.program_id(1)
     offsets = tl.program_id(0) * CHUNK + tl.arange(0, CHUNK)
     inside = offsets < V
@@ -138,9 +141,11 @@ def gather(
     CHUNKS_BLOCK: tl.constexpr,
     LEVELS: tl.constexpr,
     CAPACITY: tl.constexpr,
+    PROGRAMMATIC: tl.constexpr = False,
 ):
     """The logits and ids, in the order of ids, of the tokens that reach a level; their number also where that is more than
     CAPACITY, and none are written."""
+    begin(PROGRAMMATIC)
     row = tl.program_id(1)
     highest = tl.full([], NEGATIVE_INFINITY, tl.float32)
     if (real(params, row, TEMPERATURE) > 0.0) & is_filtered(params, row):

@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 
 from ignition.targets.cuda.kernels.checks import FLOATS, require_element, require_size
+from ignition.targets.cuda.kernels.programmatic import begin
 from ignition.targets.cuda.launch import Launch, Pointer
 
 BLOCK = 1024
@@ -19,8 +20,9 @@ def silu(x):
 
 
 @triton.jit
-def silu_mul(gate, up, out, elements, BLOCK: tl.constexpr):
+def silu_mul(gate, up, out, elements, BLOCK: tl.constexpr, PROGRAMMATIC: tl.constexpr = False):
     """gate, up -> out, `elements` each: silu(gate) * up in f32, rounded once."""
+    begin(PROGRAMMATIC)
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = place < elements
     left = tl.load(gate + place, mask=inside, other=0.0).to(tl.float32)
@@ -36,8 +38,9 @@ def silu_mul_launch(gate: Pointer, up: Pointer, out: Pointer, *, elements: int, 
 
 
 @triton.jit
-def add(a, b, out, elements, BLOCK: tl.constexpr):
+def add(a, b, out, elements, BLOCK: tl.constexpr, PROGRAMMATIC: tl.constexpr = False):
     """a, b -> out, `elements` f32 each: a + b."""
+    begin(PROGRAMMATIC)
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = place < elements
     tl.store(out + place, tl.load(a + place, mask=inside) + tl.load(b + place, mask=inside), mask=inside)

@@ -7,6 +7,7 @@ import triton.language as tl
 
 from ignition.targets.cuda.kernels.checks import GRID_LIMIT, power_of_two, require_element, require_size
 from ignition.targets.cuda.kernels.matrix import FORMATS, GROUP, Matrix
+from ignition.targets.cuda.kernels.programmatic import begin
 from ignition.targets.cuda.launch import Launch, Pointer
 from ignition.targets.cuda.tiles import require_format
 
@@ -25,8 +26,10 @@ def embed(
     WIDTH: tl.constexpr,
     GROUP: tl.constexpr,
     BLOCK: tl.constexpr,
+    PROGRAMMATIC: tl.constexpr = False,
 ):
     """values [V, WIDTH] by FORMAT, tokens [T] i32 -> out [T, WIDTH] f32, the exact value of each stored element."""
+    begin(PROGRAMMATIC)
     place = tl.program_id(0).to(tl.int64)
     token = tl.load(tokens + place).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -73,8 +76,9 @@ def embed_launch(table: Matrix, tokens: Pointer, out: Pointer, *, count: int, ar
 
 
 @triton.jit
-def take_rows(x, rows, out, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+def take_rows(x, rows, out, WIDTH: tl.constexpr, BLOCK: tl.constexpr, PROGRAMMATIC: tl.constexpr = False):
     """x [T, WIDTH] f32, rows [R] i32 -> out [R, WIDTH]."""
+    begin(PROGRAMMATIC)
     place = tl.program_id(0).to(tl.int64)
     row = tl.load(rows + place).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)

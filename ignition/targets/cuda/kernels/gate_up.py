@@ -9,6 +9,7 @@ from ignition.targets.cuda.kernels.checks import FLOATS, require, require_elemen
 from ignition.targets.cuda.kernels.elementwise import silu
 from ignition.targets.cuda.kernels.linear import float_product, product_grid
 from ignition.targets.cuda.kernels.matrix import FORMATS, Matrix
+from ignition.targets.cuda.kernels.programmatic import begin
 from ignition.targets.cuda.kernels.quantised_linear import QUANTISED, quantised_product, quantised_rows
 from ignition.targets.cuda.launch import Launch, Pointer
 from ignition.targets.cuda.tiles import tile
@@ -41,12 +42,14 @@ def gate_up(
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
     STAGES: tl.constexpr,
+    PROGRAMMATIC: tl.constexpr = False,
 ):
     """x [tokens, K], gate and up [N, K] by FORMAT, biases [N] f32 -> out [tokens, N].
 
     One product of COLUMNS rows of weights, of gate and up in turn: so x is read once, and both sums of a column end in the
     same thread.
     """
+    begin(PROGRAMMATIC)
     row = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     live = row < tokens
     x_rows = x + row.to(tl.int64) * K

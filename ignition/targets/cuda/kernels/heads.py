@@ -16,6 +16,7 @@ from ignition.targets.cuda.kernels.checks import (
     require_element,
     require_size,
 )
+from ignition.targets.cuda.kernels.programmatic import begin
 from ignition.targets.cuda.launch import Launch, Pointer
 
 
@@ -47,12 +48,14 @@ def heads(
     PAGE_STRIDE: tl.constexpr,
     TABLE_STRIDE: tl.constexpr,
     BLOCK: tl.constexpr,
+    PROGRAMMATIC: tl.constexpr = False,
 ):
     """One program: one head of one token. First come the query heads, then the key heads, then the value heads.
 
     q, k, v: rows of projections, STRIDE elements apart, the first element of a token's k and v at START of its row. q_norm,
     k_norm [HEAD_DIM] f32; cos, sin [T, HEAD_DIM / 2] f32. out [T, HEADS * HEAD_DIM].
     """
+    begin(PROGRAMMATIC)
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     position = tl.load(positions + token)

@@ -7,6 +7,7 @@ import triton.language as tl
 
 from ignition.targets.cuda.kernels.checks import FLOATS, GRID_LIMIT, require, require_element, require_size
 from ignition.targets.cuda.kernels.matrix import Matrix
+from ignition.targets.cuda.kernels.programmatic import begin
 from ignition.targets.cuda.launch import Launch, Pointer
 from ignition.targets.cuda.tiles import Tile, tile
 
@@ -71,11 +72,13 @@ def linear(
     TOKENS: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
+    PROGRAMMATIC: tl.constexpr = False,
 ):
     """x [tokens, K], w [N, K] of one float type, bias [N] f32, residual [tokens, N] f32 -> out [tokens, N].
 
     Programs of the same columns are neighbours, so that they find their weights in the cache.
     """
+    begin(PROGRAMMATIC)
     row = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     live = row < tokens
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)

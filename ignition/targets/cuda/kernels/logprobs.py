@@ -38,6 +38,7 @@ from ignition.targets.cuda.kernels.logit_rows import (
     row_sums,
     whole,
 )
+from ignition.targets.cuda.kernels.programmatic import begin
 from ignition.targets.cuda.launch import Launch, Pointer
 
 MOST = tl.constexpr(MAX_ALTERNATIVES)
@@ -76,8 +77,19 @@ def wanted_of(params, wanted, row, rows):
 
 
 @triton.jit
-def maxima(logits, first, wanted, maxima, rows, V: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr):
+def maxima(
+    logits,
+    first,
+    wanted,
+    maxima,
+    rows,
+    V: tl.constexpr,
+    CHUNK: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    PROGRAMMATIC: tl.constexpr = False,
+):
     """The highest logit of a chunk, NaN if it holds one."""
+    begin(PROGRAMMATIC)
     program = tl.program_id(1)
     row = row_of_program(first, program, rows)
     if wanted_of(None, wanted, row, rows) >= 0:
@@ -121,8 +133,10 @@ def add(
     CHUNK: tl.constexpr,
     CHUNKS: tl.constexpr,
     CHUNKS_BLOCK: tl.constexpr,
+    PROGRAMMATIC: tl.constexpr = False,
 ):
     """The sum of exp(x - highest) of a chunk."""
+    begin(PROGRAMMATIC)
     program = tl.program_id(1)
     row = row_of_program(first, program, rows)
     if wanted_of(None, wanted, row, rows) >= 0:
@@ -190,8 +204,10 @@ def compare(
     CHUNKS: tl.constexpr,
     CHUNKS_BLOCK: tl.constexpr,
     MOST: tl.constexpr,
+    PROGRAMMATIC: tl.constexpr = False,
 ):
     """Of a chunk's tokens: how many have a higher value than the row's token, and the best ones that are wanted, ranked."""
+    begin(PROGRAMMATIC)
     program = tl.program_id(1)
     row = row_of_program(first, program, rows)
     count = wanted_of(params, wanted, row, rows)
@@ -280,8 +296,10 @@ def collect(
     CHUNKS_BLOCK: tl.constexpr,
     MOST: tl.constexpr,
     BEST_BLOCK: tl.constexpr,
+    PROGRAMMATIC: tl.constexpr = False,
 ):
     """The entry of a row."""
+    begin(PROGRAMMATIC)
     program = tl.program_id(0)
     row = row_of_program(first, program, rows)
     count = wanted_of(params, wanted, row, rows)

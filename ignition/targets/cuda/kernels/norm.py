@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 
 from ignition.targets.cuda.kernels.checks import FLOATS, power_of_two, require, require_element, require_size
+from ignition.targets.cuda.kernels.programmatic import begin
 from ignition.targets.cuda.launch import Launch, Pointer
 
 WIDEST = 16_384
@@ -13,11 +14,12 @@ WIDEST = 16_384
 
 
 @triton.jit
-def rms_norm(x, rows, weight, out, eps, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+def rms_norm(x, rows, weight, out, eps, WIDTH: tl.constexpr, BLOCK: tl.constexpr, PROGRAMMATIC: tl.constexpr = False):
     """x [T, WIDTH] f32, weight [WIDTH] f32 -> out [T, WIDTH]: x / sqrt(mean(x^2) + eps) * weight, rounded once.
 
     With rows [R] i32 only those rows, in the order named -> out [R, WIDTH].
     """
+    begin(PROGRAMMATIC)
     place = tl.program_id(0).to(tl.int64)
     row = place
     if rows is not None:

@@ -22,6 +22,7 @@ from ignition.targets.cuda.kernels.logit_rows import (
     real,
     whole,
 )
+from ignition.targets.cuda.kernels.programmatic import begin
 from ignition.targets.cuda.launch import Launch, Pointer
 
 BLOCK = 1024
@@ -35,8 +36,9 @@ _GENERATED = tl.constexpr(2**31 - 1)
 
 
 @triton.jit
-def clear_counts(params, counts, V: tl.constexpr, CHUNK: tl.constexpr):
+def clear_counts(params, counts, V: tl.constexpr, CHUNK: tl.constexpr, PROGRAMMATIC: tl.constexpr = False):
     """Zeroes the counts of rows that are penalised."""
+    begin(PROGRAMMATIC)
     offsets = tl.program_id(0) * CHUNK + tl.arange(0, CHUNK)
     row = tl.program_id(1)
     if is_penalised(params, row):
@@ -56,9 +58,17 @@ def clear_counts_launch(params: Pointer, counts: Pointer, *, rows: int, vocabula
 
 @triton.jit
 def count_history(
-    params, history, counts, V: tl.constexpr, CONTEXT: tl.constexpr, BLOCK: tl.constexpr, PROGRAMS: tl.constexpr
+    params,
+    history,
+    counts,
+    V: tl.constexpr,
+    CONTEXT: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PROGRAMS: tl.constexpr,
+    PROGRAMMATIC: tl.constexpr = False,
 ):
     """Adds the history of rows that are penalised to their counts. Tokens beyond the vocabulary do not count."""
+    begin(PROGRAMMATIC)
     row = tl.program_id(1)
     if is_penalised(params, row):
         length = tl.minimum(whole(params, row, HISTORY_LEN), CONTEXT)

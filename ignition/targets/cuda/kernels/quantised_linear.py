@@ -18,6 +18,7 @@ from ignition.targets.cuda.kernels.linear import (
     weights_at,
 )
 from ignition.targets.cuda.kernels.matrix import Format, Matrix
+from ignition.targets.cuda.kernels.programmatic import begin
 from ignition.targets.cuda.launch import Launch, Pointer
 
 QUANTISED: tuple[Format, ...] = ("q8", "q4", "fp8")
@@ -173,8 +174,10 @@ def quantised_linear(
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
     STAGES: tl.constexpr,
+    PROGRAMMATIC: tl.constexpr = False,
 ):
     """x [tokens, K] f32, bf16 or f16, w [N, K] by FORMAT, bias [N] f32, residual [tokens, N] f32 -> out [tokens, N]."""
+    begin(PROGRAMMATIC)
     row = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     live = row < tokens
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)

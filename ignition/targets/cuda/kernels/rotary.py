@@ -6,12 +6,16 @@ import triton
 import triton.language as tl
 
 from ignition.targets.cuda.kernels.checks import power_of_two, require, require_element, require_size
+from ignition.targets.cuda.kernels.programmatic import begin
 from ignition.targets.cuda.launch import Launch, Pointer
 
 
 @triton.jit
-def rope_angles(positions, inv_freq, cos, sin, scale, HALF: tl.constexpr, BLOCK: tl.constexpr):
+def rope_angles(
+    positions, inv_freq, cos, sin, scale, HALF: tl.constexpr, BLOCK: tl.constexpr, PROGRAMMATIC: tl.constexpr = False
+):
     """positions [T] i32, inv_freq [HALF] f32 -> cos, sin [T, HALF] f32 of the angles rounded to f32, times scale."""
+    begin(PROGRAMMATIC)
     token = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     inside = column < HALF

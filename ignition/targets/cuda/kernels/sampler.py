@@ -50,6 +50,7 @@ from ignition.targets.cuda.kernels.logit_rows import (
 )
 from ignition.targets.cuda.kernels.penalties import masked, penalised
 from ignition.targets.cuda.kernels.prefix import measured, shortest_prefix
+from ignition.targets.cuda.kernels.programmatic import begin
 from ignition.targets.cuda.launch import Launch, Pointer
 
 BLOCK = 2048
@@ -70,9 +71,11 @@ def scan(
     WORDS: tl.constexpr,
     CHUNK: tl.constexpr,
     CHUNKS: tl.constexpr,
+    PROGRAMMATIC: tl.constexpr = False,
 ):
     """The highest logit of a chunk (NaN if it holds one) and the lowest id among those that have it; with log probabilities
     wanted also the highest before penalties and mask."""
+    begin(PROGRAMMATIC)
     row = tl.program_id(1)
     offsets = tl.program_id(0) * CHUNK + tl.arange(0, CHUNK)
     inside = offsets < V
@@ -193,8 +196,10 @@ def choose(
     CHUNKS_BLOCK: tl.constexpr,
     CAPACITY: tl.constexpr,
     BLOCK: tl.constexpr,
+    PROGRAMMATIC: tl.constexpr = False,
 ):
     """The token of a row, or why it has none."""
+    begin(PROGRAMMATIC)
     row = tl.program_id(0)
     highest = row_highest(maxima, row, CHUNKS, CHUNKS_BLOCK)
     token = tl.full([], NAN_ROW, tl.int32)

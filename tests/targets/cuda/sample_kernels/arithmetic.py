@@ -5,9 +5,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from ignition.targets.cuda.kernels.programmatic import begin
+
 
 @triton.jit
-def add(x, y, out, count, scale, BLOCK: tl.constexpr):
+def add(x, y, out, count, scale, BLOCK: tl.constexpr, PROGRAMMATIC: tl.constexpr):
+    begin(PROGRAMMATIC)
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     total = tl.load(x + place, mask=place < count)
     if y is not None:
@@ -16,7 +19,8 @@ def add(x, y, out, count, scale, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def product(x, w, out, K: tl.constexpr, BLOCK: tl.constexpr):
+def product(x, w, out, K: tl.constexpr, BLOCK: tl.constexpr, PROGRAMMATIC: tl.constexpr):
+    begin(PROGRAMMATIC)
     rows, inner = tl.arange(0, BLOCK), tl.arange(0, BLOCK)
     total = tl.zeros((BLOCK, BLOCK), tl.float32)
     for k in range(0, K, BLOCK):
