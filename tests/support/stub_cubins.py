@@ -9,13 +9,14 @@ import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
+from flare.core.architectures import ABILITIES
 from ignition.targets.cuda.compile import KERNELS, Compiled, job
 from ignition.targets.cuda.compile_worker import Cubin, Job
 from ignition.targets.cuda.launch import Launch
 from tests.support.cuda_cubins import tool
 
 _HEAD = ".version 8.8\n.target {architecture}\n.address_size 64\n"
-_ENTRY = ".visible .entry {name}({parameters}) .reqntid {threads} {{ ret; }}\n"
+_ENTRY = ".visible .entry {name}({parameters}) .reqntid {threads} {{ {wait} ret; }}\n"
 _TYPES = {"i32": ".b32", "i64": ".b64", "fp32": ".b32"}
 
 
@@ -38,7 +39,8 @@ def compile_stubs(
 def _entry(name: str, item: Job) -> str:
     kinds = [_TYPES.get(kind, ".b64") for kind in item.signature.values()] + [".b64", ".b64"]  # and Triton's scratch
     parameters = ", ".join(f".param {kind} p{number}" for number, kind in enumerate(kinds))
-    return _ENTRY.format(name=name, parameters=parameters, threads=32 * item.warps)
+    wait = "griddepcontrol.wait;" if ABILITIES[item.architecture].programmatic else ""
+    return _ENTRY.format(name=name, parameters=parameters, threads=32 * item.warps, wait=wait)
 
 
 def _assemble(architecture: str, entries: Iterable[str]) -> bytes:
