@@ -11,7 +11,7 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from tests.support.cuda_cubins import ARCHITECTURES, CONSTANTS, KERNELS, SIGNATURES, WARPS
+from tests.support.cuda_cubins import ARCHITECTURES, CONSTANTS, KERNELS, MAPPED, SIGNATURES, WARPS
 
 
 @triton.jit
@@ -28,15 +28,23 @@ def dot(a, b, c, K: tl.constexpr):
     tl.store(c + i[:, None] * 64 + i[None, :], tl.dot(left, right))
 
 
+@triton.jit
+def take(x, y, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """y = a block of x, row by row: that of the program in x, from the first column on."""
+    first = tl.program_id(0) * ROWS
+    row, column = first + tl.arange(0, ROWS), tl.arange(0, COLUMNS)
+    tl.store(y + row[:, None] * COLUMNS + column[None, :], x.load([first, 0]))
+
+
 def main(folder: Path) -> None:
-    for name in KERNELS:
+    for name in (*KERNELS, "take"):
         function, signature, constants = globals()[name], SIGNATURES[name], CONSTANTS[name]
         places = {(function.arg_names.index(key),): value for key, value in constants.items()}
         source = ASTSource(function, signature | dict.fromkeys(constants, "constexpr"), places, {})
-        for architecture in ARCHITECTURES:
+        for architecture in MAPPED if name == "take" else ARCHITECTURES:
             target = GPUTarget("cuda", int(architecture.strip("sm_a")), 32)
             kernel = triton.compile(source, target=target, options={"num_warps": WARPS[name]})
-            facts = {key: getattr(kernel.metadata, key) for key in ("name", "num_warps", "shared")}
+            facts = {key: getattr(kernel.metadata, key) for key in ("name", "num_warps", "shared", "tensordesc_meta")}
             (folder / f"{name}-{architecture}.cubin").write_bytes(kernel.asm["cubin"])
             (folder / f"{name}-{architecture}.json").write_text(json.dumps(facts))
 
