@@ -306,7 +306,7 @@ def test_inspect_shows_every_target(core: Path, cubins: Path) -> None:
     assert cpu["kind"] == "cpu" and cpu["graphs"]["step"]["nodes"] > 10
     assert cuda["kv"] == {"format": "f16", "bytes_per_token": 512, "bytes_for_full_context": 16 * 8192}
     found = cuda["architectures"]["sm_90a"]
-    assert found["kernels"] == {"examples.dot": 1, "examples.scale": 1} and found["cubins"] == 2
+    assert found["kernels"] == {"cuda_kernels.dot": 1, "cuda_kernels.scale": 1} and found["cubins"] == 2
     assert found["cubin_bytes"] == sum(path.stat().st_size for path in (core / "kernels" / "sm_90a").iterdir())
     limits = facts["limits"]
     assert found["step"][1] == {"tokens": limits["max_step_tokens"], "rows": limits["max_rows"], "nodes": 7}
@@ -314,7 +314,7 @@ def test_inspect_shows_every_target(core: Path, cubins: Path) -> None:
     for wanted in (
         "cpu: x86-64-v4, x86-64-v3, generic\n",
         "cuda: sm_90a; computes in f16\n",
-        "1 examples.dot, 1 examples.scale\n",
+        "1 cuda_kernels.dot, 1 cuda_kernels.scale\n",
         f"step for 1, {limits['max_step_tokens']} tokens, of 7 nodes at most\n",
         f"sample for 1, {limits['max_rows']} rows, of 3 nodes at most\n",
     ):

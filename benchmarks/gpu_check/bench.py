@@ -1,7 +1,8 @@
 """Runs single launches of a core's graphs on memory of their own: given inputs in, outputs and whatever else was written out.
 
-The launches are the graph file's, with the pointers led elsewhere, and run from the core's cubins as one small CUDA graph, made
-by the runtime's own builder. Around and between the arrays lies a filling that nobody may write.
+The launches are the graph file's, with pointers and tensor maps led elsewhere, and run from the core's cubins as one small CUDA
+graph, made by the runtime's own builder. Around and between the arrays lies a filling that nobody may write, and that no map
+reads: NaN would get into every sum.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from msgspec import structs
 from torch import Tensor
 
-from flare.core.cuda_graph import Bucket, CudaGraphs, Edge, KernelNode, Pointer, Scalar
+from flare.core.cuda_graph import Bucket, CudaGraphs, Edge, KernelNode, Pointer, Scalar, TensorMap
+from flare.core.tensor_maps import MapType
 from flare.replay.cuda_driver import CudaDevice
 from flare.replay.cuda_executables import GraphBuilder, load_functions
 
@@ -45,7 +48,7 @@ class Unit:
     nodes: tuple[KernelNode, ...]
     kernels: tuple[int, ...]
     sources: tuple[str, ...]
-    arguments: Mapping[str, Pointer | Scalar]
+    arguments: Mapping[str, Pointer | TensorMap | Scalar]
     types: Mapping[str, torch.dtype]
     constants: Mapping[str, Any]
     label: str
@@ -54,9 +57,13 @@ class Unit:
 
     def count(self, parameter: str, width: int) -> int:
         """Rows of `width` elements that a parameter's array has."""
-        pointer = self.arguments[parameter]
-        assert isinstance(pointer, Pointer)
-        return pointer.bytes // (self.types[parameter].itemsize * width)
+        return self.memory(parameter).bytes // (self.types[parameter].itemsize * width)
+
+    def memory(self, parameter: str) -> Pointer:
+        """Where a parameter that is a pointer or a tensor map leads."""
+        given = self.arguments[parameter]
+        assert not isinstance(given, Scalar)
+        return given.base if isinstance(given, TensorMap) else given
 
     def same(self, one: str, other: str) -> bool:
         """Whether two parameters are one array."""
@@ -83,12 +90,12 @@ def units(graphs: CudaGraphs, bucket: Bucket) -> list[Unit]:
 
 def _unit(graphs: CudaGraphs, bucket: Bucket, nodes: Sequence[KernelNode]) -> Unit:
     kernels = [graphs.kernels[node.kernel] for node in nodes]
-    arguments: dict[str, Pointer | Scalar] = {}
+    arguments: dict[str, Pointer | TensorMap | Scalar] = {}
     types: dict[str, torch.dtype] = {}
     constants: dict[str, Any] = {}
     for node, kernel in zip(nodes, kernels, strict=True):
         arguments |= dict(zip(kernel.signature, node.args, strict=False))
-        types |= {name: TYPES[kind[1:]] for name, kind in kernel.signature.items() if kind[0] == "*"}
+        types |= {name: TYPES[element] for name, kind in kernel.signature.items() if (element := _element(kind))}
         constants |= kernel.constants
     return Unit(
         tuple(nodes),
@@ -101,6 +108,12 @@ def _unit(graphs: CudaGraphs, bucket: Bucket, nodes: Sequence[KernelNode]) -> Un
         bucket.tokens,
         bucket.rows,
     )
+
+
+def _element(kind: str) -> str | None:
+    """Triton's name of what a pointer or a tensor map leads to, None for a scalar."""
+    map_type = MapType.read(kind)
+    return map_type.element if map_type else kind[1:] if kind[0] == "*" else None
 
 
 class Bench:
@@ -147,9 +160,7 @@ class Bench:
         return found
 
     def _written(self, unit: Unit, inputs: Mapping[str, Tensor], outputs: Mapping[str, int]) -> list[str]:
-        others = [
-            n for n, a in unit.arguments.items() if isinstance(a, Pointer) and n not in inputs and a.segment != "kv"
-        ]
+        others = [n for n in unit.types if n not in inputs and unit.memory(n).segment != "kv"]
         return [*outputs, *(name for name in others if name not in outputs)]
 
     def _bytes(self, unit: Unit, name: str, inputs: Mapping[str, Tensor], outputs: Mapping[str, int]) -> int:
@@ -157,9 +168,7 @@ class Bench:
             return inputs[name].nbytes
         if name in outputs:
             return outputs[name] * unit.types[name].itemsize
-        pointer = unit.arguments[name]
-        assert isinstance(pointer, Pointer)
-        return pointer.bytes
+        return unit.memory(name).bytes
 
     def _places(
         self, unit: Unit, inputs: Mapping[str, Tensor], outputs: Mapping[str, int]
@@ -178,13 +187,15 @@ class Bench:
     def _launch(self, unit: Unit, places: Mapping[str, int]) -> None:
         nodes: list[Any] = []
         for index, (node, number) in enumerate(zip(unit.nodes, unit.kernels, strict=True)):
-            args: list[Pointer | Scalar] = []
+            args: list[Pointer | TensorMap | Scalar] = []
             for name, given in zip(self._graphs.kernels[number].signature, node.args, strict=False):
                 if isinstance(given, Scalar):
                     args.append(given)
-                else:
-                    at = places["pool"] + given.offset if given.segment == "kv" else places[name]
-                    args.append(Pointer(segment="arena", offset=at, bytes=given.bytes))
+                    continue
+                memory = unit.memory(name)
+                at = places["pool"] + memory.offset if memory.segment == "kv" else places[name]
+                moved = Pointer(segment="arena", offset=at, bytes=memory.bytes)
+                args.append(structs.replace(given, base=moved) if isinstance(given, TensorMap) else moved)
             after = [Edge(node=index - 1)] if index else []
             nodes.append(
                 KernelNode(kernel=number, grid=node.grid, args=[*args, *node.args[-2:]], label=node.label, after=after)

@@ -23,9 +23,11 @@ from flare.core.cuda_graph import (
     KernelNode,
     Pointer,
     Scalar,
+    TensorMap,
     io_arrays,
 )
 from flare.core.manifest import CudaTarget, Manifest
+from flare.core.tensor_maps import MapType, wrong_boxes
 from flare.errors import CoreError
 
 if TYPE_CHECKING:
@@ -127,7 +129,7 @@ class _Check:
         self.limits = manifest.limits
         self.arrays = io_arrays(manifest.limits, manifest.model.vocabulary)
         self.where = where
-        self.parameters: list[Sequence[str]] = []
+        self.parameters: list[Sequence[str | MapType]] = []
         self.waits: list[bool] = []
         self.sizes = {
             "weights": segments.weights_bytes,
@@ -149,8 +151,10 @@ class _Check:
         for kind, buckets in (("sample", self.graphs.sample), ("score", self.graphs.score)):
             self._buckets(kind, buckets, [bucket.rows for bucket in buckets], "rows", self.limits.max_rows)
 
-    def _kernel(self, kernel: Kernel, where: str, cubins: Mapping[str, bytes], read: dict[str, Cubin]) -> Sequence[str]:
-        """Checks a kernel against its cubin; returns what its arguments are: "pointer", a scalar's type, or "scratch"."""
+    def _kernel(
+        self, kernel: Kernel, where: str, cubins: Mapping[str, bytes], read: dict[str, Cubin]
+    ) -> Sequence[str | MapType]:
+        """Checks a kernel against its cubin; returns what its arguments are: "pointer", a map's or scalar's type, "scratch"."""
         file, arch = kernel.cubin, self.graphs.arch
         if file not in cubins:
             _refuse(where, f"its cubin {file[:80]!r} is no file of the core")
@@ -165,30 +169,36 @@ class _Check:
         if found is None:
             there = ", ".join(read[file].kernels)[:80]
             _refuse(where, f"{file} has no kernel {kernel.name[:80]!r}, it has {there!r}")
-        parameters = [*(self._parameter(where, *item) for item in kernel.signature.items()), _SCRATCH, _SCRATCH]
-        sizes = [size for _, size in found.parameters]
-        wanted = [_SCALAR_BYTES.get(parameter, 8) for parameter in parameters]
-        if len(sizes) != len(wanted):
-            _refuse(
-                where,
-                f"it has {len(wanted)} parameters by its signature, scratch included, and {len(sizes)} by its cubin",
-            )
-        for number, (size, by_signature) in enumerate(zip(sizes, wanted, strict=True)):
+        arguments = [*(self._parameter(where, *item) for item in kernel.signature.items()), _SCRATCH, _SCRATCH]
+        wanted: list[int] = []
+        for kind in arguments:
+            wanted += kind.parameter_bytes() if isinstance(kind, MapType) else [_SCALAR_BYTES.get(kind, 8)]
+        if len(found.parameters) != len(wanted):
+            by_cubin = f"{len(found.parameters)} by its cubin"
+            _refuse(where, f"it has {len(wanted)} parameters by its signature, scratch included, and {by_cubin}")
+        for number, ((_, size), by_signature) in enumerate(zip(found.parameters, wanted, strict=True)):
             if size != by_signature:
                 _refuse(where, f"parameter {number} has {by_signature} bytes by its signature and {size} by its cubin")
+        if (problem := wrong_boxes(kernel)) is not None:
+            _refuse(where, problem)
         if doubled := kernel.signature.keys() & kernel.constants.keys():
             _refuse(where, f"{min(doubled)[:40]!r} is in its signature and among its constants")
         self._block(kernel, found, where)
         self.waits.append(found.waits)
-        return parameters
+        return arguments
 
-    def _parameter(self, where: str, name: str, kind: str) -> str:
+    def _parameter(self, where: str, name: str, kind: str) -> str | MapType:
         if kind[:1] == "*" and kind[1:] in ELEMENTS:
             return _POINTER
+        if (map_type := MapType.read(kind)) is not None:
+            if (problem := map_type.wrong_type()) is not None:
+                _refuse(where, f"parameter {name[:40]!r}, a tensor map, {problem}")
+            if not ABILITIES[self.graphs.arch].tensor_maps:
+                _refuse(where, f"parameter {name[:40]!r} is a tensor map, {self.graphs.arch} has none")
+            return map_type
         if kind not in SCALARS:
-            _refuse(
-                where, f"parameter {name[:40]!r} is of type {kind[:20]!r}, wanted {', '.join(SCALARS)} or a pointer"
-            )
+            known = f"wanted {', '.join(SCALARS)}, a pointer or a tensor map"
+            _refuse(where, f"parameter {name[:40]!r} is of type {kind[:20]!r}, {known}")
         return SCALARS[kind]
 
     def _block(self, kernel: Kernel, found: CubinKernel, where: str) -> None:
@@ -331,7 +341,13 @@ class _Check:
                 return f"argument {number}: {problem}"
         return None
 
-    def _argument(self, arg: Pointer | Scalar, wanted: str) -> str | None:
+    def _argument(self, arg: Pointer | Scalar | TensorMap, wanted: str | MapType) -> str | None:
+        if isinstance(wanted, MapType):
+            if not isinstance(arg, TensorMap):
+                return f"a {'pointer' if isinstance(arg, Pointer) else 'scalar'}, wanted a tensor map"
+            return self._outside(arg.base) or wanted.wrong_tensor(arg)
+        if isinstance(arg, TensorMap):
+            return f"a tensor map, wanted {'a pointer' if wanted in (_POINTER, _SCRATCH) else f'a scalar of type {wanted}'}"
         if isinstance(arg, Pointer):
             if wanted is _POINTER:
                 unreached = "a pointer to segment host, which kernels do not reach"

@@ -2,7 +2,8 @@
 
 A kernel is a function of a cubin, a node launches it on pointers and scalars or copies or fills memory, and edges order the
 nodes. A pointer is (segment, offset): the runtime adds where the segment lies. Offsets into `kv` count inside one page, so that
-the number of pages can be chosen when the core is loaded. The file `graphs/cuda-<architecture>.msgpack` is MessagePack.
+the number of pages can be chosen when the core is loaded. A tensor map is a recipe, of which the driver makes the map that a
+kernel copies boxes by. The file `graphs/cuda-<architecture>.msgpack` is MessagePack.
 """
 
 from __future__ import annotations
@@ -42,13 +43,41 @@ class Scalar(Struct, tag_field="kind", tag="scalar", gc=False):
     value: int | float
 
 
+class TensorMap(Struct, tag_field="kind", tag="tensor_map", gc=False):
+    """A tensor that a kernel copies boxes of; the kernel says which boxes. Elements behind an end of it are read as zeros.
+
+    base: where it begins, and the bytes that it lies in. shape: elements in each dimension, the outermost first. strides: bytes
+    from one element to the next in every dimension but the last, in which elements touch. A kernel has, behind the map itself,
+    a parameter for each number of the shape (i32) and each stride in elements (i64, the last one 1).
+    """
+
+    base: Pointer
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+
+class Box(Struct, gc=False):
+    """What a kernel's code copies at once by one of its tensor maps.
+
+    shape: elements in each dimension, the outermost first. swizzle: bytes within which chunks of 16 change places in shared
+    memory, 0 where they do not. Both are the compiler's choice. promotion: bytes that the L2 cache fetches at least, 0 for what
+    is asked for.
+    """
+
+    shape: tuple[int, ...]
+    swizzle: Literal[0, 32, 64, 128]
+    promotion: Literal[0, 64, 128, 256]
+
+
 class Kernel(Struct):
     """A function of a cubin.
 
     cubin: the core's file. name: the function's symbol. threads: of a block, all in x. shared: bytes of dynamic shared memory.
+    boxes: by parameter that is a tensor map, what the code copies by it.
     source, signature, constants say what it was compiled from, so that tests can run it without a device: `source` is
     "module.function" of the exporter's kernels, `signature` maps each run-time parameter, in order, to its Triton type
-    ("*bf16", "i32"), `constants` each compile-time one to its value, but PROGRAMMATIC, which follows from the architecture.
+    ("*bf16", "i32", "tensordesc<bf16[64,64]>"), `constants` each compile-time one to its value, but PROGRAMMATIC, which follows
+    from the architecture.
     """
 
     cubin: str
@@ -58,6 +87,7 @@ class Kernel(Struct):
     source: str
     signature: dict[str, str]
     constants: dict[str, int | float | bool | str | None]
+    boxes: dict[str, Box] = {}
 
 
 class Edge(Struct, gc=False):
@@ -74,7 +104,7 @@ class KernelNode(Struct, tag_field="kind", tag="kernel"):
 
     kernel: int
     grid: tuple[int, int, int]
-    args: list[Pointer | Scalar]
+    args: list[Pointer | Scalar | TensorMap]
     label: str
     after: list[Edge]
 

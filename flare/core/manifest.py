@@ -15,7 +15,7 @@ import msgspec
 from flare.core.architectures import Architecture
 from flare.errors import CoreError
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 MANIFEST_FILE = "core.json"
 MANIFEST_CHECKSUM_FILE = "core.sha256"
 MAX_ALTERNATIVES = 20

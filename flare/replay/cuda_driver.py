@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from types import ModuleType
 from typing import Any
@@ -281,6 +281,18 @@ class CudaDevice:
         found = getattr(self.api, function)(*arguments)
         self._check(function, found)
         return found[1] if len(found) == 2 else found[1:]
+
+    def function(self, name: str, prototype: Any) -> Callable[..., None]:
+        """Returns a function of the driver that the bindings have in no usable form, by its ctypes type. It raises as `call`
+        does."""
+        address, _ = self.call("cuGetProcAddress", name.encode(), MIN_DRIVER, 0)
+        function, known = prototype(address), {int(result): result for result in self.api.CUresult}
+
+        def checked(*arguments: Any) -> None:
+            result = function(*arguments)
+            self._check(name, (known.get(result, result),))
+
+        return checked
 
     def _check(self, function: str, found: tuple[Any, ...]) -> None:
         result = found[0]

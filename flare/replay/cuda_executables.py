@@ -1,7 +1,8 @@
 """Buckets of a graph file -> executable CUDA graphs: each node's arguments get the addresses of this process's memory.
 
 A load has thousands of nodes, so the driver's structures are made once and filled anew for each, and all arguments of a bucket
-lie in one buffer: a pointer or a scalar takes eight bytes, and the driver reads as many of them as the kernel declares.
+lie in one buffer: a pointer or a scalar takes eight bytes, and the driver reads as many of them as the kernel declares. Only
+tensor maps lie elsewhere, since buckets share them.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ import struct
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from flare.core.cuda_graph import Bucket, CopyNode, CudaGraphs, FillNode, KernelNode, Pointer, Scalar
+from flare.core.cuda_graph import Bucket, CopyNode, CudaGraphs, FillNode, KernelNode, Pointer, Scalar, TensorMap
 from flare.errors import CoreError
 from flare.replay.cuda_driver import CudaDevice, DeviceError
+from flare.replay.cuda_tensor_maps import TensorMaps, map_arguments
 
 Addresses = Mapping[str, int]
 """Where each segment lies; `kv` is that of page 0, "none" is 0."""
@@ -40,6 +42,8 @@ class GraphBuilder:
         self._kernels = graphs.kernels
         self._functions = functions
         self._addresses = addresses
+        self._maps = TensorMaps(device, addresses)
+        self._mapped = [map_arguments(kernel) for kernel in graphs.kernels]
         api = device.api
         kinds = api.CUgraphNodeType
         self._kernel = api.CUgraphNodeParams()
@@ -60,10 +64,12 @@ class GraphBuilder:
     def build(self, bucket: Bucket, name: str) -> Any:
         """Returns the bucket's executable graph. Raises CoreError naming the node that the driver refuses."""
         device = self._device
-        values = self._values(bucket)
+        values, counts, maps = self._values(bucket, name)
         arguments = (ctypes.c_uint64 * len(values))(*values)
         begin = ctypes.addressof(arguments)
         pointers = (ctypes.c_uint64 * len(values))(*range(begin, begin + 8 * len(values), 8))
+        for number, address in maps.items():
+            pointers[number] = address
         at = ctypes.addressof(pointers)
         graph = device.call("cuGraphCreate", 0)
         try:
@@ -72,7 +78,7 @@ class GraphBuilder:
                 match node:
                     case KernelNode():
                         params = self._kernel_params(node, at)
-                        at += 8 * len(node.args)
+                        at += 8 * counts[index]
                     case CopyNode():
                         params = self._copy_params(node)
                     case FillNode():
@@ -83,23 +89,33 @@ class GraphBuilder:
                 try:
                     made.append(device.call("cuGraphAddNode", graph, before, edges, len(before), params))
                 except DeviceError as error:
-                    where = f"{name}: node {index} ({node.label[:60]!r})"
-                    raise CoreError(f"{where}: the driver refuses it: {error}; export the core again") from None
+                    raise _refused(name, index, node, "it", error) from None
             return device.instantiate(graph)
         finally:
             device.call("cuGraphDestroy", graph)
 
-    def _values(self, bucket: Bucket) -> list[int]:
-        """All arguments of a bucket's kernels, as the bits of eight bytes each."""
-        addresses, values = self._addresses, []
-        for node in bucket.nodes:
+    def _values(self, bucket: Bucket, name: str) -> tuple[list[int], list[int], dict[int, int]]:
+        """All arguments of a bucket's kernels, as the bits of eight bytes each; how many each node has; and the addresses of
+        those that are tensor maps, by number."""
+        addresses, values, counts, maps = self._addresses, [], [], {}
+        for index, node in enumerate(bucket.nodes):
+            before = len(values)
             if isinstance(node, KernelNode):
-                for arg in node.args:
+                for number, arg in enumerate(node.args):
                     if isinstance(arg, Pointer):
                         values.append(addresses[arg.segment] + arg.offset)
+                    elif isinstance(arg, TensorMap):
+                        try:
+                            address, numbers = self._maps.parameters(arg, *self._mapped[node.kernel][number])
+                        except DeviceError as error:
+                            raise _refused(name, index, node, f"the tensor map of argument {number}", error) from None
+                        maps[len(values)] = address
+                        values.append(0)
+                        values += numbers
                     else:
                         values.append(_bits(arg))
-        return values
+            counts.append(len(values) - before)
+        return values, counts, maps
 
     def _kernel_params(self, node: KernelNode, pointers: int) -> Any:
         kernel, params = self._kernels[node.kernel], self._kernel.kernel
@@ -129,6 +145,11 @@ class GraphBuilder:
         params.dst = self._addresses[node.target.segment] + node.target.offset
         params.value, params.width = node.value, node.target.bytes
         return self._fill
+
+
+def _refused(name: str, index: int, node: KernelNode | CopyNode | FillNode, what: str, error: DeviceError) -> CoreError:
+    where = f"{name}: node {index} ({node.label[:60]!r})"
+    return CoreError(f"{where}: the driver refuses {what}: {error}; export the core again")
 
 
 def _bits(scalar: Scalar) -> int:

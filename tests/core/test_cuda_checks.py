@@ -122,7 +122,7 @@ DEFECTS: list[tuple[Change, str]] = [
     (lambda g: node(g, 6).update(grid=[1, 65536, 1]), "its grid has 65536 blocks in y, wanted 1 to 65535"),
     (lambda g: node(g, 6).update(grid=[1, 1, 0]), "its grid has 0 blocks in z"),
     # kernels
-    (lambda g: g["kernels"][0].update(threads=128), "kernel 0 ('examples.scale'): it has blocks of 128 threads"),
+    (lambda g: g["kernels"][0].update(threads=128), "kernel 0 ('cuda_kernels.scale'): it has blocks of 128 threads"),
     (lambda g: g["kernels"][0].update(threads=2048), "it has 2048 threads, wanted a multiple of 32 up to 1024"),
     (lambda g: g["kernels"][0].update(threads=0), "it has 0 threads"),
     (lambda g: g["kernels"][1].update(shared=240_000), "it has 240000 bytes of dynamic and 0 of static shared memory"),

@@ -16,13 +16,16 @@ from typing import Any
 
 ARCHITECTURES = ("sm_80", "sm_89", "sm_90a", "sm_100a", "sm_120a")
 KERNELS = ("scale", "dot")
+MAPPED = ("sm_90a", "sm_100a", "sm_120a")
+"""Those of the architectures that have tensor maps, by which the kernel "take" reads."""
 
 SIGNATURES = {
     "scale": {"x": "*fp32", "y": "*fp32", "n": "i32", "factor": "fp32"},
     "dot": {"a": "*fp16", "b": "*fp16", "c": "*fp32"},
+    "take": {"x": "tensordesc<bf16[16,128]>", "y": "*bf16"},
 }
-CONSTANTS = {"scale": {"N": 128}, "dot": {"K": 64}}
-WARPS = {"scale": 2, "dot": 4}
+CONSTANTS = {"scale": {"N": 128}, "dot": {"K": 64}, "take": {"ROWS": 16, "COLUMNS": 128}}
+WARPS = {"scale": 2, "dot": 4, "take": 1}
 
 PTX = """.version 8.8
 .target {architecture}
@@ -91,5 +94,5 @@ def before_the_wait(file: Path) -> list[str] | None:
 
 
 def metadata(folder: Path, kernel: str, architecture: str) -> dict[str, Any]:
-    """What Triton says of a kernel: name, num_warps, shared (bytes of dynamic shared memory)."""
+    """What Triton says of a kernel: name, num_warps, shared (bytes of dynamic shared memory), tensordesc_meta."""
     return json.loads((folder / f"{kernel}-{architecture}.json").read_bytes())

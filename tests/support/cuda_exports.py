@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from flare.core.architectures import Architecture
-from flare.core.cuda_graph import CudaGraphs, decode_cuda_graphs
+from flare.core.cuda_graph import Box, CudaGraphs, decode_cuda_graphs
 from flare.core.manifest import CudaTarget, Limits
 from ignition.capture import capture
 from ignition.checkpoint import open_checkpoint
@@ -20,6 +20,7 @@ from ignition.targets.cuda.compile import KERNELS, Compiled, job
 from ignition.targets.cuda.compile_worker import Cubin
 from ignition.targets.cuda.export import CudaExport
 from ignition.targets.cuda.graphs import all_launches
+from ignition.targets.cuda.launch import TensorMap
 from ignition.weights import Stored, choose_storage
 from recipes import dense
 from tests.support.cuda_segments import Segments
@@ -76,8 +77,16 @@ def uncompiled(export: CudaExport) -> Compiled:
     for name, lowered in export.lowered.items():
         for launch in all_launches(lowered, export.limits, export.vocabulary):
             key = job(launch, name).key()
-            cubins.setdefault(name, {})[key] = Cubin(key, launch.kernel, 32 * launch.warps, 0, {"triton": "none"}, 0.0)
+            boxes = {arg: box(value) for arg, value in launch.args.items() if isinstance(value, TensorMap)}
+            cubins.setdefault(name, {})[key] = Cubin(
+                key, launch.kernel, 32 * launch.warps, 0, {"triton": "none"}, 0.0, boxes
+            )
     return Compiled(KERNELS, cubins)
+
+
+def box(tensor: TensorMap) -> Box:
+    """What a compiler would copy at once of a tensor of halves."""
+    return Box(shape=(*tensor.block[:-1], min(64, tensor.block[-1])), swizzle=128, promotion=128)
 
 
 def export_cuda(

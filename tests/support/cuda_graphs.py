@@ -16,6 +16,7 @@ from flare.core.architectures import Architecture
 from flare.core.checksums import sha256_bytes, sha256_chunked
 from flare.core.cuda_graph import (
     DEVICE_ONLY,
+    Box,
     Bucket,
     CopyNode,
     CudaGraphs,
@@ -25,6 +26,7 @@ from flare.core.cuda_graph import (
     KernelNode,
     Pointer,
     Scalar,
+    TensorMap,
     io_arrays,
 )
 from flare.core.manifest import (
@@ -66,6 +68,42 @@ def place(limits: Limits, vocabulary: int) -> tuple[dict[str, Pointer], int, int
     return io, ends["io"], ends["host"]
 
 
+def make_kernel(folder: Path, name: str, architecture: Architecture) -> Kernel:
+    """One of the kernels of `cuda_cubins.make`, as a graph file has it."""
+    data, facts = cubin(folder, name, architecture), metadata(folder, name, architecture)
+    return Kernel(
+        cubin=f"kernels/{architecture}/{sha256_bytes(data)[:16]}.cubin",
+        name=facts["name"],
+        threads=32 * WARPS[name],
+        shared=facts["shared"],
+        source=f"cuda_kernels.{name}",
+        signature=SIGNATURES[name],
+        constants=dict(CONSTANTS[name]),
+        boxes={"x": Box(shape=(16, 64), swizzle=128, promotion=128)} if name == "take" else {},
+    )
+
+
+def with_map(
+    folder: Path, graphs: CudaGraphs, cubins: dict[str, bytes], shape: tuple[int, int] = (100, 72)
+) -> tuple[CudaGraphs, dict[str, bytes]]:
+    """The same graphs with one more kernel, and at the end of each step its launch, which takes a bf16 tensor of `shape` from
+    the weights to the arena."""
+    kernel = make_kernel(folder, "take", graphs.arch)
+    whole = TensorMap(
+        base=Pointer(segment="weights", offset=0, bytes=WEIGHTS_BYTES), shape=shape, strides=(2 * shape[1],)
+    )
+    programs = -(-shape[0] // 16)
+    args = [whole, Pointer(segment="arena", offset=0, bytes=programs * 16 * 128 * 2), *SCRATCH]
+    step = []
+    for bucket in graphs.step:
+        last = Edge(node=len(bucket.nodes) - 1)
+        take = KernelNode(kernel=len(graphs.kernels), grid=(programs, 1, 1), args=args, label="take", after=[last])
+        step.append(replace(bucket, nodes=[*bucket.nodes, take]))
+    return replace(graphs, kernels=[*graphs.kernels, kernel], step=step), cubins | {
+        kernel.cubin: cubin(folder, "take", graphs.arch)
+    }
+
+
 def make_graphs(
     folder: Path, architecture: Architecture, limits: Limits = LIMITS, vocabulary: int = VOCABULARY
 ) -> tuple[CudaGraphs, dict[str, bytes]]:
@@ -73,20 +111,8 @@ def make_graphs(
     io, _, _ = place(limits, vocabulary)
     cubins, kernels = {}, []
     for name in KERNELS:
-        data, facts = cubin(folder, name, architecture), metadata(folder, name, architecture)
-        file = f"kernels/{architecture}/{sha256_bytes(data)[:16]}.cubin"
-        cubins[file] = data
-        kernels.append(
-            Kernel(
-                cubin=file,
-                name=facts["name"],
-                threads=32 * WARPS[name],
-                shared=facts["shared"],
-                source=f"examples.{name}",
-                signature=SIGNATURES[name],
-                constants=dict(CONSTANTS[name]),
-            )
-        )
+        kernels.append(make_kernel(folder, name, architecture))
+        cubins[kernels[-1].cubin] = cubin(folder, name, architecture)
 
     def at(segment: Any, offset: int, size: int) -> Pointer:
         return Pointer(segment=segment, offset=offset, bytes=size)

@@ -12,9 +12,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 import tests.support.triton_interpreter  # noqa: F401  makes the interpreter right for bf16
-from flare.core.cuda_graph import Bucket, CopyNode, CudaGraphs, FillNode, Kernel, Pointer, Scalar
+from flare.core.cuda_graph import Bucket, CopyNode, CudaGraphs, FillNode, Kernel, Pointer, Scalar, TensorMap
+from flare.core.tensor_maps import MapType
 
 ELEMENTS = {
     "fp32": torch.float32,
@@ -56,12 +58,22 @@ class Segments:
                 case _:
                     self._launch(self.graphs.kernels[node.kernel], node.grid, node.args)
 
-    def _launch(self, kernel: Kernel, grid: tuple[int, int, int], args: list[Pointer | Scalar]) -> None:
+    def _launch(self, kernel: Kernel, grid: tuple[int, int, int], args: list[Pointer | Scalar | TensorMap]) -> None:
         *given, global_scratch, profile_scratch = args
         assert global_scratch.segment == profile_scratch.segment == "none"
         named: dict[str, Any] = {}
         for (name, kind), arg in zip(kernel.signature.items(), given, strict=True):
-            named[name] = arg.value if isinstance(arg, Scalar) else self._bytes(arg).view(ELEMENTS[kind[1:]])
+            match arg:
+                case Scalar(value=value):
+                    named[name] = value
+                case Pointer():
+                    named[name] = self._bytes(arg).view(ELEMENTS[kind[1:]])
+                case TensorMap(base=base, shape=shape):
+                    type_ = MapType.read(kind)
+                    assert type_ is not None and type_.wrong_tensor(arg) is None, arg
+                    tensor = self._bytes(base).view(ELEMENTS[type_.element])
+                    steps = [*(stride // tensor.itemsize for stride in arg.strides), 1]
+                    named[name] = TensorDescriptor(tensor, list(shape), steps, list(type_.block))
         file, _, function = kernel.source.rpartition(".")
         run = getattr(import_module(f"ignition.targets.cuda.kernels.{file}"), function)
         with np.errstate(all="ignore"):  # of padding, which may be anything

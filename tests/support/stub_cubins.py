@@ -10,14 +10,18 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from flare.core.architectures import ABILITIES
+from flare.core.cuda_graph import Box
+from flare.core.tensor_maps import MAP_BYTES, MapType
 from ignition.targets.cuda.compile import KERNELS, Compiled, job
 from ignition.targets.cuda.compile_worker import Cubin, Job
-from ignition.targets.cuda.launch import Launch
+from ignition.targets.cuda.launch import Launch, TensorMap
 from tests.support.cuda_cubins import tool
+from tests.support.cuda_exports import box
 
 _HEAD = ".version 8.8\n.target {architecture}\n.address_size 64\n"
 _ENTRY = ".visible .entry {name}({parameters}) .reqntid {threads} {{ {wait} ret; }}\n"
-_TYPES = {"i32": ".b32", "i64": ".b64", "fp32": ".b32"}
+_TYPES = {4: ".b32", 8: ".b64", MAP_BYTES: ".align 64 .b8"}
+_SIZES = {4: "", 8: "", MAP_BYTES: f"[{MAP_BYTES}]"}
 
 
 def compile_stubs(
@@ -26,19 +30,29 @@ def compile_stubs(
     """In the place of `compile_launches`."""
     cubins: dict[str, dict[bytes, Cubin]] = {}
     for architecture, some in launches.items():
-        jobs = {(item := job(launch, architecture)).key(): item for launch in some}
+        boxes: dict[bytes, dict[str, Box]] = {}
+        jobs: dict[bytes, Job] = {}
+        for launch in some:
+            item = job(launch, architecture)
+            jobs[item.key()] = item
+            boxes[item.key()] = {name: box(arg) for name, arg in launch.args.items() if isinstance(arg, TensorMap)}
         symbols = {key: f"{item.kernel.replace('.', '_')}_{number}" for number, (key, item) in enumerate(jobs.items())}
         data = _assemble(architecture, [_entry(symbols[key], item) for key, item in jobs.items()])
         cubins[architecture] = {
-            key: Cubin(data, symbols[key], 32 * item.warps, 0, {"ptxas": "12.9"}, 0.0) for key, item in jobs.items()
+            key: Cubin(data, symbols[key], 32 * item.warps, 0, {"ptxas": "12.9"}, 0.0, boxes[key])
+            for key, item in jobs.items()
         }
         advance(len(jobs), len(jobs), "stubs")
     return Compiled(KERNELS, cubins)
 
 
 def _entry(name: str, item: Job) -> str:
-    kinds = [_TYPES.get(kind, ".b64") for kind in item.signature.values()] + [".b64", ".b64"]  # and Triton's scratch
-    parameters = ", ".join(f".param {kind} p{number}" for number, kind in enumerate(kinds))
+    sizes: list[int] = []
+    for kind in item.signature.values():
+        mapped = MapType.read(kind)
+        sizes += mapped.parameter_bytes() if mapped else [4 if kind in ("i32", "fp32") else 8]
+    sizes += [8, 8]  # Triton's scratch
+    parameters = ", ".join(f".param {_TYPES[size]} p{number}{_SIZES[size]}" for number, size in enumerate(sizes))
     wait = "griddepcontrol.wait;" if ABILITIES[item.architecture].programmatic else ""
     return _ENTRY.format(name=name, parameters=parameters, threads=32 * item.warps, wait=wait)
 

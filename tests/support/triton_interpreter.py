@@ -18,8 +18,9 @@ import numpy as np
 import triton.language as tl
 from triton import knobs
 from triton.runtime import interpreter
+from triton.tools.tensor_descriptor import TensorDescriptor
 
-from ignition.targets.cuda.launch import Launch, Pointer
+from ignition.targets.cuda.launch import Launch, Pointer, TensorMap
 
 if not knobs.runtime.interpret:
     raise RuntimeError("set TRITON_INTERPRET=1 before Triton is imported")
@@ -30,10 +31,19 @@ Semantic = type(interpreter.interpreter_semantic)
 
 
 def run(launch: Launch) -> None:
-    """Runs a launch whose pointers' operands are torch tensors, which it writes to."""
+    """Runs a launch whose pointers' operands are torch tensors, which it writes to. Tensor maps are the interpreter's: zeros
+    behind an end, no shared memory."""
     file, _, function = launch.kernel.rpartition(".")
     kernel = getattr(import_module(f"ignition.targets.cuda.kernels.{file}"), function)
-    args = {name: value.operand if isinstance(value, Pointer) else value for name, value in launch.args.items()}
+    args: dict[str, Any] = {}
+    for name, value in launch.args.items():
+        match value:
+            case Pointer(operand=operand):
+                args[name] = operand
+            case TensorMap(pointer=pointer, shape=shape, block=block):
+                args[name] = TensorDescriptor.from_tensor(pointer.operand.view(shape), list(block))
+            case _:
+                args[name] = value
     kernel[launch.grid](**args, **launch.constants)
 
 

@@ -18,11 +18,13 @@ import time
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 import msgspec
 
 from flare.core.architectures import ABILITIES
+from flare.core.cuda_graph import Box
+from flare.core.tensor_maps import ELEMENT_BYTES, MapType
 from ignition.targets.cuda.launch import Constant
 
 PROGRAMMATIC = "PROGRAMMATIC"
@@ -31,6 +33,13 @@ PROGRAMMATIC = "PROGRAMMATIC"
 _WAIT = "griddepcontrol.wait"
 _TOO_EARLY = re.compile(r"\.global\b|\b(?:ld|st|atom|red)\.(?!param\b|shared\b)|\b(?:bra|brx|call|ret|exit)\b")
 """What a kernel must not do before it has waited: reach memory that others write, or take one of several ways."""
+
+PROMOTION: Literal[128] = 128
+"""Bytes that the L2 cache fetches at least for a box: a box's rows have as many."""
+
+_SWIZZLES: tuple[Literal[0, 32, 64, 128], ...] = (0, 32, 64, 128)
+_ELEMENT_TYPES = {"fp16": 6, "bf16": 10}
+"""How the compiler numbers swizzles (a place in the list) and elements, as devices do (PTX ISA, "tensormap.replace")."""
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -52,7 +61,7 @@ class Job(msgspec.Struct, frozen=True):
 
 class Cubin(msgspec.Struct, frozen=True, tag="cubin"):
     """A compiled kernel. symbol: its name in `data`, an ELF file. threads: of a block. shared: bytes of dynamic shared memory.
-    versions: of what made it, by tool. seconds: that it took."""
+    versions: of what made it, by tool. seconds: that it took. boxes: by parameter that is a tensor map."""
 
     data: bytes
     symbol: str
@@ -60,6 +69,7 @@ class Cubin(msgspec.Struct, frozen=True, tag="cubin"):
     shared: int
     versions: dict[str, str]
     seconds: float
+    boxes: dict[str, Box] = {}
 
 
 class Failure(msgspec.Struct, frozen=True, tag="failure"):
@@ -129,6 +139,9 @@ def waits_first(ptx: str) -> bool:
 
 
 def _compile(job: Job) -> Result:
+    maps = {name: found for name, kind in job.signature.items() if (found := MapType.read(kind)) is not None}
+    if maps and not ABILITIES[job.architecture].tensor_maps:
+        return Failure(f"{', '.join(maps)}: {job.architecture} has no tensor maps")
     import triton
     from triton.backends.nvidia.compiler import get_ptxas
 
@@ -142,8 +155,23 @@ def _compile(job: Job) -> Result:
     if ABILITIES[job.architecture].programmatic and not waits_first(compiled.asm["ptx"]):
         return Failure("it does not wait first for the kernel before it; make begin(PROGRAMMATIC) its first statement")
     versions = {"triton": triton.__version__, "ptxas": get_ptxas(capability(job.architecture)).version}
+    boxes = {}
+    for (name, kind), said in zip(maps.items(), facts.tensordesc_meta, strict=True):
+        if (found := read_box(kind, said)) is None:
+            return Failure(f"its tensor map {name} is none that graphs can have: {said}")
+        boxes[name] = found
     seconds = time.perf_counter() - begin
-    return Cubin(compiled.asm["cubin"], facts.name, 32 * facts.num_warps, facts.shared, versions, seconds)
+    return Cubin(compiled.asm["cubin"], facts.name, 32 * facts.num_warps, facts.shared, versions, seconds, boxes)
+
+
+def read_box(kind: MapType, said: dict[str, Any]) -> Box | None:
+    """Returns the box of a tensor map from what the compiler says of it, None where a map of `kind` cannot have it."""
+    if kind.wrong_type() is not None or said["swizzle"] not in range(len(_SWIZZLES)):
+        return None
+    box = Box(shape=tuple(said["block_size"]), swizzle=_SWIZZLES[said["swizzle"]], promotion=PROMOTION)
+    element = (said["elem_size"], said["elem_type"]) == (ELEMENT_BYTES[kind.element], _ELEMENT_TYPES[kind.element])
+    plain = element and not said["fp4_padded"] and not said["is_im2col"]
+    return box if plain and kind.wrong_box(box) is None else None
 
 
 def last_line(error: BaseException) -> str:

@@ -30,6 +30,7 @@ from flare.core.cuda_graph import (
     KernelNode,
     Pointer,
     Scalar,
+    TensorMap,
     io_arrays,
 )
 from flare.core.manifest import Limits
@@ -236,6 +237,7 @@ class _Kernels:
                     source=each.kernel,
                     signature=each.signature(),
                     constants=each.all_constants(),
+                    boxes=cubin.boxes,
                 )
             )
         return self.numbers[key]
@@ -262,11 +264,14 @@ class _Nodes:
         """Adds launches, of which each waits for the one before it."""
         after = self.before
         for each in launches:
-            args: list[Pointer | Scalar] = []
+            args: list[Pointer | Scalar | TensorMap] = []
             for value in each.args.values():
                 match value:
                     case launch.Pointer(operand=operand):
                         args.append(self.binding.pointer(operand, self.tokens, self.rows))
+                    case launch.TensorMap(pointer=pointer, shape=shape):
+                        base = self.binding.pointer(pointer.operand, self.tokens, self.rows)
+                        args.append(TensorMap(base=base, shape=shape, strides=value.strides()))
                     case int():
                         args.append(Scalar(type="i32", value=value))
                     case float():

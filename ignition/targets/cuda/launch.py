@@ -6,6 +6,7 @@ depends on who asks.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -31,6 +32,21 @@ class Pointer:
 
 
 @dataclass(frozen=True, slots=True)
+class TensorMap:
+    """A row-major tensor without gaps, of which a kernel copies blocks. shape, block: elements in each dimension, the outermost
+    first; elements behind an end of the shape are read as zeros."""
+
+    pointer: Pointer
+    shape: tuple[int, ...]
+    block: tuple[int, ...]
+
+    def strides(self) -> tuple[int, ...]:
+        """Returns the bytes from an element to the next in every dimension but the last."""
+        row = BYTES[self.pointer.element]
+        return tuple(row * math.prod(self.shape[axis:]) for axis in range(1, len(self.shape)))
+
+
+@dataclass(frozen=True, slots=True)
 class Launch:
     """kernel: "file.function" below `ignition.targets.cuda.kernels`. args: every run-time parameter in the kernel's order; an
     int is an i32, a float an f32, None an absent optional pointer. constants: every constexpr but PROGRAMMATIC, which is the
@@ -38,7 +54,7 @@ class Launch:
     program. stages: of loads that run ahead."""
 
     kernel: str
-    args: Mapping[str, Pointer | int | float | None]
+    args: Mapping[str, Pointer | TensorMap | int | float | None]
     constants: Mapping[str, Constant]
     grid: tuple[int, int, int]
     label: str
@@ -52,6 +68,9 @@ class Launch:
             match value:
                 case Pointer():
                     found[name] = "*" + TRITON_NAMES.get(value.element, value.element)
+                case TensorMap(pointer=Pointer(element=element), block=block):
+                    sizes = ",".join(map(str, block))
+                    found[name] = f"tensordesc<{TRITON_NAMES.get(element, element)}[{sizes}]>"
                 case int():
                     found[name] = "i32"
                 case float():

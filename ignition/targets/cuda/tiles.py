@@ -23,7 +23,7 @@ No figure here was measured: no GPU was at hand.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from flare.core.architectures import ABILITIES
 from flare.errors import InputError
@@ -73,6 +73,19 @@ def tile(architecture: str, format: Format, n: int) -> Tile:
             rows = 32 if format == "q8" and architecture != "sm_86" else 16
             # A thread then copies two scales at a time: fewer cannot be copied while others are computed with.
             return Tile(rows, columns, 128, warps=columns // 16, stages={64: 4, 32: 6, 16: 8}[columns])
+
+
+def by_maps(architecture: str, format: Format, k: int) -> bool:
+    """Whether products with a weight [n, k] copy their tiles by tensor maps: of halves, where the architecture has maps and can
+    have one of such rows, which are multiples of 16 bytes. Like tiles, never by the tokens."""
+    return ABILITIES[architecture].tensor_maps and format in ("bf16", "f16") and k % 8 == 0
+
+
+def two_products(whole: Tile) -> Tile:
+    """The tile of two products with half the columns each, in one loop. The compiler then spreads warps over rows alone, 16 a
+    warp: more of them would multiply the same again. Who copies by tensor maps needs them for nothing else."""
+    warps = whole.warps if whole.tokens >= 64 else whole.tokens // 16
+    return replace(whole, columns=whole.columns // 2, warps=warps)
 
 
 def _narrow(tokens: int, columns: int, depth: int) -> Tile:

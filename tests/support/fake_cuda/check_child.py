@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Any
 
 os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported
 
@@ -24,7 +23,7 @@ def main(arguments: list[str]) -> int:
 
     from benchmarks.gpu_check.child import main as child
     from flare.core.cuda_graph import Kernel, decode_cuda_graphs
-    from tests.support.fake_cuda.executor import Executor
+    from tests.support.fake_cuda.executor import Executor, by_name
     from tests.support.fake_cuda.library import FakeCuda
 
     warnings.filterwarnings("ignore", category=RuntimeWarning)  # numpy's about NaN, which a device does not give
@@ -33,7 +32,7 @@ def main(arguments: list[str]) -> int:
     class Spoiled(Executor):
         def _launch(self, kernel: Kernel, grid: tuple[int, ...], raw: list[bytes]) -> None:
             super()._launch(kernel, grid, raw)
-            given: dict[str, Any] = dict(zip(kernel.signature, raw, strict=False))
+            given = {name: parameters[0] for name, parameters in by_name(kernel, raw).items()}
             if kernel.source == defects.get("result"):
                 self._argument(kernel.signature["out"], given["out"])[0] += 1
             elif kernel.source == defects.get("bit") and int.from_bytes(given["tokens"], "little") == 1:

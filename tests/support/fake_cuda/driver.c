@@ -6,7 +6,7 @@
 // - Behind a programmatic edge, a kernel without the instruction that waits is run before the kernel that it should wait for.
 // - Kernels are run by a hook (executor.py) on the very bytes packed into their nodes.
 // - Every end of every copy must lie in one allocation; new memory is full of 0xFF (NaN, -1); freed memory must be whole.
-// - Blocks, shared memory and parameters are checked against what the cubin itself says.
+// - Blocks, shared memory and parameters are checked against what the cubin itself says, tensor maps against the header.
 //
 // Settings, from the environment at load or by fake_set: FAKE_CUDA_CAPABILITY (90), FAKE_CUDA_MEMORY (bytes, 2^30),
 // FAKE_CUDA_DEVICES (1), FAKE_CUDA_DRIVER (13000). FAKE_CUDA_FAIL or fake_fail ("cuGraphLaunch=719@2"): the second next call gives result 719.
@@ -364,6 +364,8 @@ CUresult cuMemcpyDtoH(void* target, CUdeviceptr source, size_t size) {
 }
 
 #include "libraries.h"
+
+#include "tensor_maps.h"
 
 #include "graphs.h"
 

@@ -12,9 +12,11 @@ from importlib import import_module
 from typing import Any
 
 import torch
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 import tests.support.triton_interpreter  # noqa: F401  makes the interpreter right for bf16
-from flare.core.cuda_graph import CudaGraphs, Kernel
+from flare.core.cuda_graph import Box, CudaGraphs, Kernel
+from flare.core.tensor_maps import MapType
 from tests.support.fake_cuda.library import FakeCuda
 
 HOOK = CFUNCTYPE(c_int, c_void_p, c_size_t, c_char_p, POINTER(c_uint), c_int, POINTER(c_void_p), POINTER(c_uint32))
@@ -30,7 +32,21 @@ ELEMENTS = {
     "i8": torch.int8,
     "u8": torch.uint8,
 }
+FAKE_MAP = struct.Struct("<QQ4Q5I5H4B46x")  # FakeMap of tensor_maps.h
+MAP_TYPES = {"fp16": 6, "bf16": 9}  # CUtensorMapDataType
 SCALARS = {"fp32": "<f", "i32": "<i", "i64": "<q"}
+
+
+def by_name(kernel: Kernel, raw: list[bytes]) -> dict[str, list[bytes]]:
+    """A node's parameters by those of the signature: one each, but a map's sizes and strides come behind it. Raises ValueError
+    unless two null pointers are left."""
+    found, rest = {}, iter(raw)
+    for name, kind in kernel.signature.items():
+        map_type = MapType.read(kind)
+        found[name] = [next(rest) for _ in (map_type.parameter_bytes() if map_type else [1])]
+    if [any(data) for data in rest] != [False, False]:
+        raise ValueError(f"{kernel.source}: {len(raw)} parameters for {list(kernel.signature)} and two null pointers")
+    return found
 
 
 class Executor:
@@ -70,17 +86,34 @@ class Executor:
         return 0
 
     def _launch(self, kernel: Kernel, grid: tuple[int, ...], raw: list[bytes]) -> None:
-        *given, global_scratch, profile_scratch = raw
-        if len(given) != len(kernel.signature) or any(global_scratch) or any(profile_scratch):
-            raise ValueError(
-                f"{kernel.source}: {len(raw)} parameters for {len(kernel.signature)} and two null pointers"
-            )
-        args = {
-            name: self._argument(kind, data) for (name, kind), data in zip(kernel.signature.items(), given, strict=True)
-        }
+        args: dict[str, Any] = {}
+        for name, parameters in by_name(kernel, raw).items():
+            if (kind := MapType.read(kernel.signature[name])) is not None:
+                args[name] = self._descriptor(kind, kernel.boxes[name], parameters)
+            else:
+                args[name] = self._argument(kernel.signature[name], parameters[0])
         file, _, function = kernel.source.rpartition(".")
         getattr(import_module(f"{self._package}.{file}"), function)[grid](**args, **kernel.constants)
         self.launched.append(kernel.source)
+
+    def _descriptor(self, kind: MapType, box: Box, parameters: list[bytes]) -> TensorDescriptor:
+        """The tensor of a map as the fake driver encoded it (tensor_maps.h), for the blocks that the kernel's source asks for.
+        Raises ValueError unless the map and what follows it are what the kernel's code counts on."""
+        fields = FAKE_MAP.unpack(parameters[0])
+        base, strides, last, boxes = fields[1], fields[2:6], fields[6:11], fields[11:16]
+        rank, type_, swizzle, _ = fields[16:]
+        shape = [size + 1 for size in reversed(last[:rank])]
+        width = ELEMENTS[kind.element].itemsize
+        steps = [*(stride // width for stride in reversed(strides[: rank - 1])), 1]
+        found = (tuple(reversed(boxes[:rank])), (0, 32, 64, 128)[swizzle], type_)
+        if found != (box.shape, box.swizzle, MAP_TYPES[kind.element]):
+            raise ValueError(f"a tensor map of {found}, the kernel copies {box} of {kind}")
+        told = [int.from_bytes(data, "little") for data in parameters[1:]]
+        if told != [*shape, *steps]:
+            raise ValueError(f"a tensor map of {shape} by {steps}, the kernel is told {told}")
+        extent = 1 + sum((size - 1) * step for size, step in zip(shape, steps, strict=True))
+        whole = self._argument(f"*{kind.element}", base.to_bytes(8, "little"))[:extent]
+        return TensorDescriptor(whole, shape, steps, list(kind.block))
 
     def _argument(self, kind: str, data: bytes) -> Any:
         if not kind.startswith("*"):

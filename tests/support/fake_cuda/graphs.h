@@ -31,6 +31,8 @@ static CUresult set_kernel(Node* n, const CUDA_KERNEL_NODE_PARAMS* k) {
     if (f->offset[i] + f->size[i] > f->param_bytes || !k->kernelParams[i])
       return refuse(CUDA_ERROR_INVALID_VALUE, "%s: parameter %d", f->name, i);
     memcpy(n->values + f->offset[i], k->kernelParams[i], f->size[i]);
+    if (f->size[i] == sizeof(FakeMap) && !is_map(n->values + f->offset[i]))
+      return refuse(CUDA_ERROR_INVALID_VALUE, "%s: parameter %d is no tensor map", f->name, i);
   }
   return CUDA_SUCCESS;
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, get_args
 from unittest.mock import patch
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ignition.targets.cuda.kernels.matrix import Format, Matrix
-from ignition.targets.cuda.launch import Element, Launch, Pointer
+from ignition.targets.cuda.launch import Element, Launch, Pointer, TensorMap
 from tests.support.triton_interpreter import Builder, run
 
 TYPES: dict[Element, torch.dtype] = {
@@ -77,7 +78,8 @@ def guards(tensor: Tensor) -> bytes:
 
 def run_within(launch: Launch) -> None:
     """Runs a launch, and fails if it reads or writes an element that lies in none of its operands."""
-    operands = [value.operand for value in launch.args.values() if isinstance(value, Pointer)]
+    values = [value.pointer if isinstance(value, TensorMap) else value for value in launch.args.values()]
+    operands = [value.operand for value in values if isinstance(value, Pointer)]
     ranges = [(tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes) for tensor in operands]
 
     def check(places: np.ndarray, wanted: np.ndarray) -> None:
@@ -87,9 +89,9 @@ def run_within(launch: Launch) -> None:
             inside |= (places >= first) & (places < last)
         assert inside.all(), f"{launch.kernel} touches memory that is not its own"
 
-    def load(self: Builder, places: Any, mask: Any, *rest: Any) -> Any:
+    def load(self: Builder, places: Any, mask: Any, *rest: Any, **more: Any) -> Any:
         check(places.data, mask.data)
-        return masked_load(self, places, mask, *rest)
+        return masked_load(self, places, mask, *rest, **more)
 
     def store(self: Builder, places: Any, value: Any, mask: Any, *rest: Any) -> Any:
         check(places.data, mask.data)
@@ -98,6 +100,13 @@ def run_within(launch: Launch) -> None:
     masked_load, masked_store = Builder.create_masked_load, Builder.create_masked_store
     with patch.multiple(Builder, create_masked_load=load, create_masked_store=store):
         run(launch)
+
+
+def pointed(launch: Launch) -> Launch:
+    """The same launch with pointers in the place of its tensor maps."""
+    args = {name: value.pointer if isinstance(value, TensorMap) else value for name, value in launch.args.items()}
+    assert args != launch.args
+    return replace(launch, args=args, constants={**launch.constants, "MAPPED": False})
 
 
 def bits(tensor: Tensor) -> list[int]:

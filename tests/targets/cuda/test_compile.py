@@ -14,9 +14,12 @@ from shutil import copytree
 
 import pytest
 
+from flare.core.cuda_graph import Box
+from flare.core.tensor_maps import MapType
 from flare.errors import InputError
-from ignition.targets.cuda.compile import Compiled, compile_launches
-from ignition.targets.cuda.launch import Launch, Pointer
+from ignition.targets.cuda.compile import Compiled, compile_launches, job
+from ignition.targets.cuda.compile_worker import Failure, compile_job, read_box
+from ignition.targets.cuda.launch import Launch, Pointer, TensorMap
 from tests.support.cuda_cubins import before_the_wait
 
 PACKAGE = "tests.targets.cuda.sample_kernels"
@@ -85,6 +88,42 @@ def test_launches_that_differ_in_grid_numbers_and_memory_share_a_cubin() -> None
     assert told == [(0, 2, ""), (1, 2, "arithmetic.add"), (2, 2, "arithmetic.add")]
     with pytest.raises(KeyError):
         found.cubin(add(5, BLOCK=256), "sm_80")
+
+
+SAID = {"swizzle": 3, "elem_size": 2, "elem_type": 10, "block_size": [16, 64], "fp4_padded": False, "is_im2col": False}
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "swizzle"),
+    [
+        ({}, "bf16", 128),
+        ({"elem_type": 6}, "fp16", 128),
+        ({"swizzle": 2, "block_size": [16, 32]}, "bf16", 64),
+        ({"swizzle": 1, "block_size": [16, 16]}, "bf16", 32),
+        ({"swizzle": 0, "block_size": [16, 128]}, "bf16", 0),
+        ({"swizzle": 4}, "bf16", None),
+        ({"elem_type": 6}, "bf16", None),
+        ({"elem_size": 4}, "bf16", None),
+        ({"elem_type": 7, "elem_size": 4}, "fp32", None),
+        ({"block_size": [16, 128]}, "bf16", None),
+        ({"block_size": [16, 48]}, "bf16", None),
+        ({"block_size": [64]}, "bf16", None),
+        ({"fp4_padded": True}, "bf16", None),
+        ({"is_im2col": True}, "bf16", None),
+    ],
+)
+def test_the_box_of_a_tensor_map_is_what_the_compiler_says(
+    changes: dict[str, object], kind: str, swizzle: int | None
+) -> None:
+    """Elements and swizzles as PTX numbers them for devices (tensormap.replace); what no graph can have gives no box."""
+    said = SAID | changes
+    wanted = None if swizzle is None else Box(shape=tuple(said["block_size"]), swizzle=swizzle, promotion=128)
+    assert read_box(MapType(kind, (16, 128)), said) == wanted
+
+
+def test_an_architecture_without_tensor_maps_compiles_none() -> None:
+    mapped = Launch("arithmetic.product", {"x": TensorMap(pointer("bf16"), (4, 64), (4, 64))}, {}, (1, 1, 1), "product")
+    assert compile_job(job(mapped, "sm_89", PACKAGE)) == Failure("x: sm_89 has no tensor maps")
 
 
 def test_nothing_to_compile_starts_nothing() -> None:

@@ -13,7 +13,10 @@ import triton
 
 from flare.core.architectures import ABILITIES
 from flare.core.cubin import read_cubin
+from flare.core.cuda_graph import Box
+from flare.core.tensor_maps import MapType
 from ignition.targets.cuda.compile import Compiled, compile_launches
+from ignition.targets.cuda.compile_worker import Cubin
 from ignition.targets.cuda.kernels.embedding import embed_launch
 from ignition.targets.cuda.kernels.gate_up import gate_up_launch
 from ignition.targets.cuda.kernels.heads import Pages, heads_launch
@@ -22,7 +25,7 @@ from ignition.targets.cuda.kernels.matrix import Matrix
 from ignition.targets.cuda.kernels.norm import rms_norm_launch
 from ignition.targets.cuda.kernels.quantised_linear import quantised_linear_launch
 from ignition.targets.cuda.kernels.rotary import rope_angles_launch
-from ignition.targets.cuda.launch import Launch, Pointer
+from ignition.targets.cuda.launch import Launch, Pointer, TensorMap
 from tests.support.cuda_cubins import before_the_wait
 
 F32, BF16, F16, I32, I8, U8, FP8 = (Pointer(e, None) for e in ("f32", "bf16", "f16", "i32", "i8", "u8", "fp8"))
@@ -50,6 +53,8 @@ def representative(architecture: str) -> Iterator[Launch]:
     step = {"tokens": 8, "architecture": architecture}
     yield linear_launch(BF16, bf16(151_936, 1024), F32, **step, label="bf16 wide")
     yield gate_up_launch(BF16, q4(18_944, 3584), q4(18_944, 3584), BF16, **step, label="q4 gate_up")
+    if architecture in ("sm_90a", "sm_120a"):
+        yield gate_up_launch(BF16, bf16(9728, 2560), bf16(9728, 2560), BF16, **step, label="bf16 gate_up")
     if architecture != "sm_90a":
         return
     yield linear_launch(BF16, bf16(576, 1536), F32, **step, label="bf16 narrow", residual=F32)
@@ -93,11 +98,8 @@ def test_a_kernel_fits_its_architecture_and_spills_nothing(
     cubin = compiled.cubin(launch, architecture)
     assert cubin.shared <= ABILITIES[architecture].shared_bytes
     assert cubin.threads == 32 * launch.warps
-    (tmp_path / "kernel").write_bytes(cubin.data)
-    used = subprocess.run(
-        [TOOLS / "cuobjdump", "-res-usage", tmp_path / "kernel"], capture_output=True, text=True, check=True
-    )
-    registers, stack, local = map(int, re.search(r"REG:(\d+) STACK:(\d+) .*LOCAL:(\d+)", used.stdout).groups())
+    used = dumped("-res-usage", cubin, tmp_path)
+    registers, stack, local = map(int, re.search(r"REG:(\d+) STACK:(\d+) .*LOCAL:(\d+)", used).groups())
     assert stack == local == 0
     assert registers * cubin.threads <= 65_536
 
@@ -130,3 +132,50 @@ def test_kernels_wait_before_they_reach_memory_or_end(compiled: Compiled, archit
     assert before is not None and not REACHING & set(before) if there else before is None
     for cubin in others:
         assert read_cubin(cubin.data, "x").kernels[cubin.symbol].waits is there
+
+
+def dumped(what: str, cubin: Cubin, folder: Path) -> str:
+    """What NVIDIA's tool says of a cubin."""
+    (folder / "kernel").write_bytes(cubin.data)
+    return subprocess.run(
+        [TOOLS / "cuobjdump", what, folder / "kernel"], capture_output=True, text=True, check=True
+    ).stdout
+
+
+MAPPED = [(a, launch) for a, launch in CASES if any(isinstance(value, TensorMap) for value in launch.args.values())]
+
+
+def test_which_products_copy_by_tensor_maps() -> None:
+    """Those with halves, from compute capability 9.0 on."""
+    found: dict[str, set[str]] = {}
+    for architecture, launch in MAPPED:
+        found.setdefault(launch.label, set()).add(architecture)
+    assert found == {
+        "bf16 wide": {"sm_90a", "sm_100a", "sm_103a", "sm_120a"},
+        "bf16 gate_up": {"sm_90a", "sm_120a"},
+        "bf16 narrow": {"sm_90a"},
+    }
+
+
+@pytest.mark.parametrize(("architecture", "launch"), MAPPED, ids=[f"{a}-{launch.label}" for a, launch in MAPPED])
+def test_tensor_maps_are_copied_in_bulk_and_ahead(
+    compiled: Compiled, architecture: str, launch: Launch, tmp_path: Path
+) -> None:
+    """The machine code copies all operands by the unit for tensor maps and none by threads, at least `stages` - 1 turns ahead;
+    a box has rows of 128 bytes, swizzled; and the kernel's parameters are those of the graph file's rules."""
+    cubin, maps = compiled.cubin(launch, architecture), tensor_maps(launch)
+    code = dumped("-sass", cubin, tmp_path)
+    assert len(re.findall(r"\bUTMALDG\.2D\b", code)) >= len(maps) * launch.stages / 2
+    assert "LDGSTS" not in code
+    turn = sum(2 * rows * depth for rows, depth in (each.block for each in maps.values()))
+    assert cubin.shared >= (launch.stages - 1) * turn
+    assert cubin.boxes == {
+        name: Box(shape=(each.block[0], 64), swizzle=128, promotion=128) for name, each in maps.items()
+    }
+    sizes = [size for _, size in read_cubin(cubin.data, "kernel").kernels[cubin.symbol].parameters]
+    first = [MapType("bf16", each.block).parameter_bytes() for each in maps.values()]
+    assert sizes[: len(sum(first, []))] == sum(first, []) and 128 not in sizes[len(sum(first, [])) :]
+
+
+def tensor_maps(launch: Launch) -> dict[str, TensorMap]:
+    return {name: value for name, value in launch.args.items() if isinstance(value, TensorMap)}

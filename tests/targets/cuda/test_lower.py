@@ -10,7 +10,7 @@ from torch import Tensor
 
 import recipes
 from flare.core.architectures import Architecture
-from flare.core.cuda_graph import CopyNode, CudaGraphs, KernelNode, Pointer
+from flare.core.cuda_graph import CopyNode, CudaGraphs, KernelNode, Pointer, TensorMap
 from flare.core.oracle import excess, tolerance
 from flare.errors import InputError
 from ignition import ops
@@ -138,6 +138,32 @@ def test_all_buckets_use_the_same_kernels_and_addresses(llama: Exported) -> None
     kernels = [[node.kernel for node in bucket.nodes if isinstance(node, KernelNode)] for bucket in graphs.step]
     assert all(some == kernels[0] for some in kernels)
     assert all(pointers(graphs, number) == pointers(graphs, 0) for number in range(5))
+
+
+def test_products_of_halves_copy_by_tensor_maps_where_the_architecture_has_them(tmp_path: Path) -> None:
+    """Of each weight the same map in every bucket, of the activations one with as many rows; and a step has the same bits."""
+    checkpoint = make_checkpoint(tmp_path / "llama", "llama", dtype="bfloat16", **ONE_LAYER)
+    export = export_cuda(checkpoint, architectures=("sm_89", "sm_90a"))
+    steps = [step(export.segments(12, architecture), 8, *FIRST) for architecture in ("sm_89", "sm_90a")]
+    assert torch.equal(*steps)
+    assert not any(maps_of(export.graphs("sm_89"), 0))
+    found = [maps_of(export.graphs("sm_90a"), bucket) for bucket in range(5)]
+    # Queries, keys and values, then attention's output layer, gate and up, their second half, and the output layer.
+    rows = [(128, 64), (64, 64), (96, 64), (96, 64), (64, 96), (VOCABULARY, 64)]
+    for tokens, wanted, maps in zip((1, 2, 4, 8, 16), (1, 2, 3, 3, 3), found, strict=True):
+        weights = [each for each in maps if each.base.segment == "weights"]
+        assert weights == [each for each in found[0] if each.base.segment == "weights"]
+        assert [each.shape for each in weights] == rows and len({each.base.offset for each in weights}) == 6
+        activations = [each for each in maps if each.base.segment == "arena"]
+        assert [each.shape for each in activations] == [(tokens, k) for k in (64, 64, 64, 96)] + [(wanted, 64)]
+        assert len(maps) == len(weights) + len(activations)
+        assert all(each.strides == (2 * each.shape[1],) for each in maps)
+        assert all(each.base.bytes == 2 * each.shape[0] * each.shape[1] for each in maps)
+
+
+def maps_of(graphs: CudaGraphs, bucket: int) -> list[TensorMap]:
+    nodes = graphs.step[bucket].nodes
+    return [arg for node in nodes if isinstance(node, KernelNode) for arg in node.args if isinstance(arg, TensorMap)]
 
 
 def test_draws_use_the_same_kernels_in_every_bucket(llama: Exported) -> None:

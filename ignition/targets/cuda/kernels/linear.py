@@ -8,8 +8,8 @@ import triton.language as tl
 from ignition.targets.cuda.kernels.checks import FLOATS, GRID_LIMIT, require, require_element, require_size
 from ignition.targets.cuda.kernels.matrix import Matrix
 from ignition.targets.cuda.kernels.programmatic import begin
-from ignition.targets.cuda.launch import Launch, Pointer
-from ignition.targets.cuda.tiles import Tile, tile
+from ignition.targets.cuda.launch import Launch, Pointer, TensorMap
+from ignition.targets.cuda.tiles import Tile, by_maps, tile
 
 
 @triton.jit
@@ -47,6 +47,18 @@ def float_product(
 
 
 @triton.jit
+def mapped_product(
+    x, row, w, column, K: tl.constexpr, TOKENS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr
+):
+    """`float_product` of the rows of x from `row` on and those of w from `column` on, both tensor maps, whose blocks are what
+    is multiplied at once. Behind an end they give zeros."""
+    total = tl.zeros((TOKENS, COLUMNS), tl.float32)
+    for k in range(0, K, DEPTH):
+        total = tl.dot(x.load([row, k]), w.load([column, k]).T, total, input_precision="ieee")
+    return total
+
+
+@triton.jit
 def finish(total, row, live, column, bias, residual, out, N: tl.constexpr):
     """out = total + bias + residual at row, column of [T, N], added in f32 in this order and rounded once."""
     inside = column < N
@@ -72,19 +84,25 @@ def linear(
     TOKENS: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
+    MAPPED: tl.constexpr,
     PROGRAMMATIC: tl.constexpr = False,
 ):
-    """x [tokens, K], w [N, K] of one float type, bias [N] f32, residual [tokens, N] f32 -> out [tokens, N].
+    """x [tokens, K], w [N, K] of one float type, bias [N] f32, residual [tokens, N] f32 -> out [tokens, N]. MAPPED: x and w are
+    tensor maps.
 
     Programs of the same columns are neighbours, so that they find their weights in the cache.
     """
     begin(PROGRAMMATIC)
-    row = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
+    first_row, first_column = tl.program_id(0) * TOKENS, tl.program_id(1) * COLUMNS
+    row = first_row + tl.arange(0, TOKENS)
     live = row < tokens
-    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    # Columns behind the last read that one's weights, and are not written.
-    w_rows = w + tl.minimum(column, N - 1).to(tl.int64) * K
-    total = float_product(x + row.to(tl.int64) * K, live, w_rows, K, TOKENS, COLUMNS, DEPTH)
+    column = first_column + tl.arange(0, COLUMNS)
+    if MAPPED:
+        total = mapped_product(x, first_row, w, first_column, K, TOKENS, COLUMNS, DEPTH)
+    else:
+        # Columns behind the last read that one's weights, and are not written.
+        w_rows = w + tl.minimum(column, N - 1).to(tl.int64) * K
+        total = float_product(x + row.to(tl.int64) * K, live, w_rows, K, TOKENS, COLUMNS, DEPTH)
     finish(total, row, live, column, bias, residual, out, N)
 
 
@@ -104,15 +122,24 @@ def linear_launch(
     w.require("linear", "w", FLOATS)
     require_element("linear", "x", x, (w.values.element,))
     chosen = require_product("linear", w, out, tokens, architecture, bias, residual)
+    mapped = by_maps(architecture, w.format, w.k)
     return Launch(
         kernel="linear.linear",
-        args={"x": x, "w": w.values, "bias": bias, "residual": residual, "out": out, "tokens": tokens},
+        args={
+            "x": TensorMap(x, (tokens, w.k), (chosen.tokens, chosen.depth)) if mapped else x,
+            "w": TensorMap(w.values, (w.n, w.k), (chosen.columns, chosen.depth)) if mapped else w.values,
+            "bias": bias,
+            "residual": residual,
+            "out": out,
+            "tokens": tokens,
+        },
         constants={
             "N": w.n,
             "K": w.k,
             "TOKENS": chosen.tokens,
             "COLUMNS": chosen.columns,
             "DEPTH": chosen.depth,
+            "MAPPED": mapped,
         },
         grid=product_grid("linear", tokens, w.n, chosen.tokens, chosen.columns),
         label=label,
