@@ -196,7 +196,7 @@ def test_levels_without_a_cpu_target_are_refused_by_name(checkpoint: Path, tmp_p
 
     arguments = ["export", str(checkpoint), "-o", str(tmp_path / "core"), "--isa", "generic", "--target"]
     with pytest.raises(
-        InputError, match=r"^--isa is 'generic', but it is for the cpu target; leave it out, or add --t"
+        InputError, match=r"^--isa is 'generic', but it is for the cpu target, and for ops .* none; leave it out, or add --t"
     ):
         app([*arguments, "cuda:sm_90a"])
     Options(targets=("cpu", "cuda:sm_90a"), isas=("generic",)).check()

@@ -128,9 +128,7 @@ def check_core(core: Core, target: CpuTarget | CudaTarget, replay: Scorer, archi
             f"{replay.kv_pages} pages are too few for the check of the core, which takes {pages}; ask for "
             f"{pages * target.segments.kv_page_bytes} bytes, or leave --check out",
         )
-    # The keys and values are rounded to their format too, on a device with the inputs of linear layers.
-    formats = {*target.weights.formats, target.weights.kv_format}
-    return f"{architecture} {check_oracle(replay, oracle, architecture, formats)}"
+    return f"{architecture} {check_oracle(replay, oracle, architecture, target.formats)}"
 
 
 def differing(found: Positions, stored: Positions) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -85,13 +85,15 @@ def export_cuda(
     weights: str = "auto",
     architectures: tuple[Architecture, ...] = ("sm_90a",),
     limits: Limits = LIMITS,
+    kernels: Collection[str] | None = None,
 ) -> Exported:
-    """The cuda part of an export of a tiny checkpoint."""
+    """The cuda part of an export of a tiny checkpoint, where these ops have kernels (None: all); a host part has no
+    libraries."""
     opened = open_checkpoint(str(checkpoint))
     model = dense.configure(opened.config)
     graph = capture(dense.RECIPE, model)
     storage, _ = choose_storage(dense.weights(model), matrix_names(graph), opened, weights)
-    export = CudaExport(graph, storage, limits, model.vocabulary, architectures)
+    export = CudaExport(graph, storage, limits, model.vocabulary, architectures, kernels=kernels)
     export.compiled = uncompiled(export)
     written = Collected()
     target = export.pack(weights, written, Progress())
