@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+
+from flare.core.graph import DEVICE, INTERPRETED, Named
+from flare.errors import CoreError
 
 Run = Callable[[int, int, int], None]
 """Runs a node: its number, the address of eight bytes for each of its arguments (an address, or an offset in every page of the
@@ -37,3 +40,21 @@ class CalledNodes:
         failure, self._failure = self._failure, None
         if failure is not None:
             raise failure
+
+
+def called_nodes(nodes: Sequence[Named], interpret: Run | None, pieces: Mapping[int, Run]) -> CalledNodes | None:
+    """What the library of a program with these nodes calls back for; None where it does not. `pieces` are by number of a node.
+
+    Raises CoreError for a piece that nobody runs.
+    """
+    found: dict[int, Run] = {}
+    for index, node in enumerate(nodes):
+        if node.kernel == INTERPRETED and interpret is not None:
+            found[index] = interpret
+        elif node.kernel == DEVICE:
+            if index not in pieces:
+                raise CoreError(
+                    f"node {index}: a piece for a device in a graph of the processor; export the core again"
+                )
+            found[index] = pieces[index]
+    return CalledNodes(found) if found else None

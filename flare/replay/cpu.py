@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from flare.core.graph import CALLED, DEVICE, INTERPRETED, Op, misnamed
+from flare.core.graph import CALLED, INTERPRETED, Op, misnamed
 from flare.errors import CoreError, InputError, ReplayDead
 from flare.fallbacks import Fallbacks
-from flare.replay.called_nodes import CalledNodes, Run
+from flare.replay.called_nodes import Run, called_nodes
 from flare.replay.cpu_interface import (
     ROWS_FAILED,
     SEGMENTS,
@@ -160,9 +160,7 @@ class CpuReplay(StepArrays):
     ) -> None:
         """Opens the library and allocates the core; `huge_pages` copies the weights to transparent huge pages.
 
-        `pieces` run the nodes whose kernel is DEVICE, by their numbers; `arrays` has the arrays of a step, where others fill
-        them.
-
+        `pieces` run the nodes whose kernel is DEVICE, by their numbers; `arrays` has a step's arrays, where others fill them.
         What runs for want of something better is recorded in `fallbacks`: each node that is interpreted, and each step under
         `instead_of_device`, where given.
 
@@ -187,7 +185,8 @@ class CpuReplay(StepArrays):
         self._library = load_library(program.library)
         self.info: dict[str, Any] = json.loads(self._library.flare_library_info())
         self._interpreter = self._make_interpreter(program, limits)
-        self._called = self._called_nodes(program, pieces or {})
+        interpret = None if self._interpreter is None else self._interpreter.run
+        self._called = called_nodes(program.nodes, interpret, pieces or {})
         self._weights = _pin(program)
         try:
             self._open(program, threads, kv_pages, huge_pages)
@@ -323,18 +322,6 @@ class CpuReplay(StepArrays):
         interpreter = Interpreter(nodes, sizes, self._fallbacks)
         self._fallbacks.need(interpreter.causes)
         return interpreter
-
-    def _called_nodes(self, program: CpuProgram, pieces: Mapping[int, Run]) -> CalledNodes | None:
-        """What the library calls back for; None where it does not. Raises CoreError for a piece that nobody runs."""
-        nodes = dict(pieces)
-        for index, node in enumerate(program.nodes):
-            if node.kernel == INTERPRETED and self._interpreter is not None:
-                nodes[index] = self._interpreter.run
-            elif node.kernel == DEVICE and index not in pieces:
-                raise CoreError(
-                    f"node {index}: a piece for a device in a graph of the processor; export the core again"
-                )
-        return CalledNodes(nodes) if nodes else None
 
     def _open(self, program: CpuProgram, threads: int, kv_pages: int, huge_pages: bool) -> None:
         nodes = (NodeStruct * len(program.nodes))()

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+
+import numpy as np
 
 from flare.core.graph import Graph as HostGraph
 from flare.core.manifest import HostPart, Limits
+from ignition.checkpoint.tensors import LazyTensor
 from ignition.graph import Graph
 from ignition.pack import CoreWriter
 from ignition.patterns import matrix_names
 from ignition.progress import Progress
+from ignition.quantize import convert, decode
 from ignition.targets.cpu import lower as cpu_lowering
 from ignition.targets.cpu.export import CpuExport, Files
 from ignition.targets.cuda.pieces import Cuts, host_graph, ops
@@ -45,15 +49,33 @@ class HostExport:
         return HostPart(ops=self.ops, program=self.export.pack(option, writer, progress))
 
 
+@dataclass(frozen=True, kw_only=True)
+class HeldTensor(LazyTensor):
+    """`source` with the values that `held` keeps of it."""
+
+    source: LazyTensor
+    held: str
+
+    def float32(self, first: int = 0, last: int | None = None) -> np.ndarray:
+        return decode(convert(self.source, self.held, first, last))
+
+
 def host_storage(graph: Graph, storage: Mapping[str, Stored]) -> dict[str, Stored]:
-    """The weights that the host's nodes read, as cpu kernels take them: fp8 matrices, for which there are none, are bf16, and
-    those of ops that are interpreted are plain."""
+    """The weights that the host's nodes read, as cpu kernels take them: fp8 matrices, for which there are none, become bf16,
+    and those of ops that are interpreted plain f32, both from the values that the core stores, which are the reference's."""
     matrices = matrix_names(graph, cpu_lowering.KERNELS)
     used = {value.name for value in graph.of_kind("weight")}
     found = {}
     for name, stored in storage.items():
-        if name not in used:
-            continue
-        format = stored.format if name in matrices else VECTOR
-        found[name] = replace(stored, format="bf16" if format == "fp8" else format)
+        format = VECTOR if name not in matrices else "bf16" if stored.format == "fp8" else stored.format
+        if format != stored.format:
+            stored = replace(
+                stored, format=format, tensors=tuple(_held(each, stored.format) for each in stored.tensors)
+            )
+        if name in used:
+            found[name] = stored
     return found
+
+
+def _held(tensor: LazyTensor, format: str) -> HeldTensor:
+    return HeldTensor(tensor.name, tensor.shape, "f32", tensor.data, source=tensor, held=format)

@@ -95,8 +95,8 @@ def reasons(graph: Graph, cuts: Cuts, places: Places) -> list[str]:
             found.setdefault((node.op, places.apart[id(node)]), []).append(node)
     lines = []
     for (op, why), nodes in found.items():
-        counted = "1 node" if len(nodes) == 1 else f"{len(nodes)} nodes, the first"
-        lines.append(f"op {op} ({counted} at {_place(graph, nodes[0])}) {why}")
+        counted = "1 node," if len(nodes) == 1 else f"{len(nodes)} nodes, the first"
+        lines.append(f"op {op} ({counted} {_place(graph, nodes[0])}) {why}")
     return lines
 
 
@@ -104,10 +104,10 @@ def _place(graph: Graph, node: Node) -> str:
     """Where a node is, for people: by its weight or state, or else by the weights before it."""
     named = _names(graph, node)
     if named:
-        return named[0]
+        return f"at {named[0]}"
     before = graph.nodes[: next(i for i, other in enumerate(graph.nodes) if other is node)]
     behind = next((names[0] for other in reversed(before) if (names := _names(graph, other))), None)
-    return "the start of the step" if behind is None else f"what follows {behind}"
+    return "at the start of the step" if behind is None else f"behind {behind}"
 
 
 def _names(graph: Graph, node: Node) -> Sequence[str]:
