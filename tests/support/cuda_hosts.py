@@ -52,13 +52,11 @@ def host_program(exported: Exported, library: Path) -> HostProgram:
 
 
 class SegmentsDevice:
-    """A device that is ordinary memory, as far as a host part asks for one. launched: the pieces' first nodes' labels. `broken`
-    is raised by the launch of that number."""
+    """A device that is ordinary memory, as far as a host part asks for one. launched: the pieces' first nodes' labels."""
 
     def __init__(self, segments: Segments) -> None:
         self.segments = segments
         self.launched: list[str] = []
-        self.broken: tuple[int, BaseException] | None = None
         self._pinned: list[Any] = []
 
     def attach(self) -> None:
@@ -76,8 +74,6 @@ class SegmentsDevice:
 
     def launch(self, piece: Bucket) -> None:
         self.launched.append(piece.nodes[0].label)
-        if self.broken is not None and len(self.launched) == self.broken[0]:
-            raise self.broken[1]
         self.segments.run(piece)
 
     def synchronise(self) -> None:
