@@ -17,7 +17,7 @@ from flare.errors import CoreError, InputError
 from ignition.graph import Graph
 from ignition.pack import CoreWriter
 from ignition.packed_weights import place_weights
-from ignition.patterns import Patterns
+from ignition.patterns import Patterns, matrix_names
 from ignition.plan import Span
 from ignition.progress import Progress
 from ignition.report import ArchitectureReport
@@ -55,6 +55,7 @@ class CudaExport:
         self.limits = limits
         self.vocabulary = vocabulary
         self.layers = linear_weights(graph)
+        storage = packed_matrices(graph, storage)
         self.compute = compute_dtype(graph, {name: stored.format for name, stored in storage.items()})
         given = storage
         storage, self.notices = widened(graph, storage, self.compute)
@@ -168,6 +169,16 @@ def host_notices(found: Sequence[str], *, allowed: bool) -> list[str]:
             f"--no-cpu-fallback: {'; '.join(found)}; leave the option out to have the processor run it, slowly"
         )
     return [f"{line}: the core's cpu kernels run it, slowly" for line in found]
+
+
+def packed_matrices(graph: Graph, storage: Mapping[str, Stored]) -> Mapping[str, Stored]:
+    """The storage with all matrices packed: in f32 where the cpu target of the same export keeps one plain for want of a
+    kernel."""
+    matrices = matrix_names(graph)
+    return {
+        name: replace(stored, format="f32") if name in matrices and stored.format == VECTOR else stored
+        for name, stored in storage.items()
+    }
 
 
 def widened(graph: Graph, storage: Mapping[str, Stored], compute: str) -> tuple[Mapping[str, Stored], list[str]]:

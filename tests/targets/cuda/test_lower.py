@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,8 +21,10 @@ from ignition.oracle import deviation
 from ignition.patterns import matrix_names
 from ignition.targets.cpu.export import CpuExport
 from ignition.targets.cpu.lower import lower as lower_for_cpu
+from ignition.targets.cuda.export import CudaExport
 from ignition.targets.cuda.graphs import bucket_sizes
 from ignition.targets.cuda.lower import compute_dtype, lower
+from ignition.weights import VECTOR
 from recipes import StepIO
 from tests.support.checkpoints import CONFIGURATIONS, VOCABULARY, make_checkpoint
 from tests.support.cuda_exports import LIMITS, Exported, export_cuda
@@ -237,6 +240,14 @@ def test_every_architecture_has_launches_of_every_format(architecture: Architect
 
 
 GRAPHS: dict[str, object] = {}
+
+
+def test_a_matrix_that_the_cpu_target_keeps_plain_is_f32(llama: Exported) -> None:
+    """Where it has no kernel for an op that reads it, and both targets are exported."""
+    table = "model.embed_tokens.weight"
+    plain = llama.storage | {table: replace(llama.storage[table], format=VECTOR)}
+    made = CudaExport(llama.graph, plain, LIMITS, VOCABULARY, ["sm_90a"])
+    assert (made.compute, made.host, made.weights.storage[table].format) == ("f32", None, "f32")
 
 
 def test_an_architecture_without_fp8_is_refused() -> None:
