@@ -46,7 +46,8 @@ class Backend:
 
 
 def choose_backend(core: Core, settings: RuntimeSettings, fallbacks: Fallbacks) -> Backend:
-    """Returns what will serve the core; steps that the cpu target runs in the place of a device are recorded in `fallbacks`.
+    """Returns what will serve the core; steps that the cpu target runs in the place of a device, or in part, are recorded in
+    `fallbacks`.
 
     Raises InputError where nothing here can, or may, serve it or there is too little memory for its weights, SettingError where
     there is too little for keys and values, and CoreError for a bad core.
@@ -61,7 +62,7 @@ def choose_backend(core: Core, settings: RuntimeSettings, fallbacks: Fallbacks) 
     except NoDevice as error:
         reason = str(error)
     else:
-        return _cuda(core, manifest.cuda, settings, device)
+        return _cuda(core, manifest.cuda, settings, device, fallbacks)
     if not fallbacks.allowed:
         raise InputError(f"no device backend came up and CPU fallback is disabled (--no-cpu-fallback): {reason}")
     if manifest.cpu is None:
@@ -78,16 +79,7 @@ def _cpu(core: Core, settings: RuntimeSettings, fallbacks: Fallbacks, *, instead
 
     target = cpu_target(core.manifest)
     isa = choose_isa(target)
-    segments = target.segments
-    pages = _kv_pages(
-        core,
-        settings,
-        where="this machine",
-        free=memory.free_memory(),
-        reserved=segments.weights_bytes + segments.arena_bytes + segments.io_bytes,
-        default_share=memory.HOST_SHARE,
-        page_bytes=segments.kv_page_bytes,
-    )
+    pages = _pages_here(core, settings, target)
 
     def open() -> Any:
         return open_replay(
@@ -103,7 +95,9 @@ def _cpu(core: Core, settings: RuntimeSettings, fallbacks: Fallbacks, *, instead
     return Backend(target=target, architecture=isa, device=isa, kv_pages=pages, open=open)
 
 
-def _cuda(core: Core, target: CudaTarget, settings: RuntimeSettings, device: CudaDevice) -> Backend:
+def _cuda(
+    core: Core, target: CudaTarget, settings: RuntimeSettings, device: CudaDevice, fallbacks: Fallbacks
+) -> Backend:
     from flare.replay.cuda import CudaReplay
     from flare.replay.cuda_program import CudaProgram
 
@@ -119,6 +113,8 @@ def _cuda(core: Core, target: CudaTarget, settings: RuntimeSettings, device: Cud
             default_share=memory.DEVICE_SHARE,
             page_bytes=target.segments.kv_page_bytes,
         )
+        if target.host is not None:
+            pages = min(pages, _pages_here(core, settings, target.host.program))
     except BaseException:
         device.close()
         raise
@@ -127,8 +123,29 @@ def _cuda(core: Core, target: CudaTarget, settings: RuntimeSettings, device: Cud
         architecture=architecture,
         device=f"{device.name} ({architecture})",
         kv_pages=pages,
-        open=lambda: CudaReplay(program, device=device, kv_pages=pages),
+        open=lambda: CudaReplay(
+            program,
+            device=device,
+            kv_pages=pages,
+            threads=settings.threads,
+            huge_pages=settings.huge_pages,
+            fallbacks=fallbacks,
+        ),
         close=device.close,
+    )
+
+
+def _pages_here(core: Core, settings: RuntimeSettings, target: CpuTarget) -> int:
+    """The number of kv pages that this machine has memory for beside a program of the processor."""
+    segments = target.segments
+    return _kv_pages(
+        core,
+        settings,
+        where="this machine",
+        free=memory.free_memory(),
+        reserved=segments.weights_bytes + segments.arena_bytes + segments.io_bytes,
+        default_share=memory.HOST_SHARE,
+        page_bytes=segments.kv_page_bytes,
     )
 
 

@@ -40,8 +40,8 @@ class Fallbacks:
             _log.warning("CPU FALLBACK (%d so far for this cause): %s", count, cause)
 
     def need(self, causes: Iterable[str]) -> None:
-        """Takes down what every step of the core will record."""
-        self._needed = tuple(causes)
+        """Takes down what every step of the core will record, beside what was taken down before."""
+        self._needed += tuple(causes)
 
     def check(self) -> None:
         """Raises RequestError (500) where steps need what is not allowed."""

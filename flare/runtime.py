@@ -124,7 +124,7 @@ class Runtime:
                 core,
                 settings,
                 kv_pages=backend.kv_pages,
-                decode_weight_bytes=backend.target.weights.decode_weight_bytes,
+                decode_weight_bytes=backend.target.decode_weight_bytes,
                 target=backend.kind,
                 device=backend.device,
             )

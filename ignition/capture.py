@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -215,31 +215,7 @@ def _without_dead_nodes(graph: Graph) -> Graph:
             kept.append(node)
             live.update(graph.root(id).id for id in node.inputs if id is not None)
     kept.reverse()
-    used = {*graph.inputs, *graph.outputs}
-    for node in kept:
-        used.update(id for id in (*node.inputs, *node.outputs) if id is not None)
-    used |= {graph.root(id).id for id in used}
-    number = {old: new for new, old in enumerate(sorted(used))}
-
-    def renumber(ids: tuple[int, ...]) -> tuple[int, ...]:
-        return tuple(number[id] for id in ids)
-
-    values = tuple(
-        Value(number[v.id], v.shape, v.dtype, v.kind, v.name, None if v.alias_of is None else number[v.alias_of])
-        for v in graph.values
-        if v.id in used
-    )
-    nodes = tuple(
-        Node(
-            node.op,
-            tuple(None if id is None else number[id] for id in node.inputs),
-            renumber(node.outputs),
-            node.attrs,
-            renumber(node.mutates),
-        )
-        for node in kept
-    )
-    return Graph(values, nodes, renumber(graph.inputs), renumber(graph.outputs))
+    return replace(graph, nodes=tuple(kept)).pruned()
 
 
 def _place() -> str:

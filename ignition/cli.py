@@ -159,7 +159,7 @@ def export(
         str | None,
         typer.Option(
             metavar="LEVELS",
-            help="Comma-separated instruction sets of the cpu target; default: x86-64-v4,x86-64-v3,generic.",
+            help="Comma-separated instruction sets of what runs on the processor; default: x86-64-v4,x86-64-v3,generic.",
         ),
     ] = None,
     sampling_ranges: Annotated[
@@ -184,7 +184,7 @@ def export(
         bool,
         typer.Option(
             "--cpu-fallback/--no-cpu-fallback",
-            help="Have flare interpret ops without a kernel of the cpu target, or refuse.",
+            help="Have the processor run ops without a kernel of a target, or refuse.",
         ),
     ] = True,
 ) -> None:

@@ -101,7 +101,7 @@ def export_core(
             if cpu:
                 cpu.compile(options.levels, writer, progress)
             if cuda:
-                cuda.compile(progress)
+                cuda.compile(options.levels, writer, progress)
         with progress.stage("pack"):
             pack_text(configured, text, writer)
             targets = [part.pack(options.weights, writer, progress) for part in (cpu, cuda) if part]
@@ -214,10 +214,24 @@ def lower_cpu(configured: Configured, graph: Graph, storage: Mapping[str, Stored
 
 
 def lower_cuda(configured: Configured, graph: Graph, storage: Mapping[str, Stored], options: Options) -> CudaExport:
-    """Stage 4, for the cuda target. Picks launches, and places everything in memory, for each architecture."""
+    """Stage 4, for the cuda target. Picks launches, and places everything in memory, for each architecture; what has no kernel
+    becomes the host part."""
     from ignition.targets.cuda.export import CudaExport
 
-    return CudaExport(graph, storage, configured.limits, configured.model.vocabulary, options.architectures)
+    made = CudaExport(
+        graph,
+        storage,
+        configured.limits,
+        configured.model.vocabulary,
+        options.architectures,
+        cpu_fallback=options.cpu_fallback,
+    )
+    if options.isas is not None and not options.cpu and made.host is None:
+        raise InputError(
+            f"--isa is {','.join(options.isas)!r}, but it is for the cpu target, and for ops without a kernel on cuda, of "
+            "which this model has none; leave it out, or add --target cpu"
+        )
+    return made
 
 
 def probe_text(configured: Configured, options: Options) -> TextFacts:

@@ -14,7 +14,7 @@ under another shape. Ops that update in place (`kv_write`) have no output; the n
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 Dim = int | str
@@ -71,6 +71,25 @@ class Graph:
         """The nodes that read the memory of `id`, under any alias, in order."""
         root = self.root(id).id
         return [node for node in self.nodes if any(i is not None and self.root(i).id == root for i in node.inputs)]
+
+    def pruned(self) -> Graph:
+        """The same without the values that nothing mentions, renumbered."""
+        used = {*self.inputs, *self.outputs}
+        for node in self.nodes:
+            used.update(id for id in (*node.inputs, *node.outputs) if id is not None)
+        used |= {self.root(id).id for id in used}
+        number: dict[int | None, int | None] = {old: new for new, old in enumerate(sorted(used))} | {None: None}
+        values = tuple(replace(v, id=number[v.id], alias_of=number[v.alias_of]) for v in self.values if v.id in used)
+        nodes = tuple(
+            replace(
+                node,
+                inputs=tuple(number[id] for id in node.inputs),
+                outputs=tuple(number[id] for id in node.outputs),
+                mutates=tuple(number[id] for id in node.mutates),
+            )
+            for node in self.nodes
+        )
+        return Graph(values, nodes, tuple(number[id] for id in self.inputs), tuple(number[id] for id in self.outputs))
 
     def __str__(self) -> str:
         lines = [f"input  {_typed(self.values[id])}" for id in self.inputs]

@@ -10,6 +10,7 @@ import msgspec
 
 from flare.core.architectures import Architecture
 from flare.core.directory import Core, open_core
+from flare.core.graph import Graph
 from flare.core.manifest import CpuTarget, CudaTarget
 
 
@@ -58,13 +59,14 @@ def _target(core: Core, target: CpuTarget | CudaTarget) -> dict[str, Any]:
     }
     if isinstance(target, CudaTarget):
         facts["architectures"] = {name: _cuda_graphs(core, name) for name in sorted(target.architectures)}
+        if target.host is not None:
+            facts["host"] = facts["host"] | {"graph": _cpu_graph(core.host_graph())}
     else:
-        facts["graphs"] = {name: _cpu_graph(core, name) for name in sorted(target.graphs)}
+        facts["graphs"] = {name: _cpu_graph(core.graph(name)) for name in sorted(target.graphs)}
     return facts
 
 
-def _cpu_graph(core: Core, name: str) -> dict[str, Any]:
-    graph = core.graph(name)
+def _cpu_graph(graph: Graph) -> dict[str, Any]:
     kernels = Counter(node.kernel.partition("<")[0] for node in graph.nodes)
     return {
         "nodes": len(graph.nodes),
@@ -152,8 +154,7 @@ def _target_rows(target: dict[str, Any], page_tokens: int) -> list[tuple[str, st
         ("kv", f"{kv['format']}, pages of {page_tokens} tokens, {token} a token, {context} for a full context"),
     ]
     for name, graph in graphs.items():
-        kernels = ", ".join(f"{count} {kernel}" for kernel, count in graph["kernels"].items())
-        rows.append((f"graph {name}", f"{graph['nodes']} nodes in {graph['phases']} phases: {kernels}"))
+        rows.append((f"graph {name}", _graph_text(graph)))
     for name, found in architectures.items():
         kernels = ", ".join(f"{count} {kernel}" for kernel, count in found["kernels"].items())
         rows.append((name, f"{found['cubins']} cubins of {size(found['cubin_bytes'])}: {kernels}"))
@@ -162,7 +163,17 @@ def _target_rows(target: dict[str, Any], page_tokens: int) -> list[tuple[str, st
                 nodes = max(bucket["nodes"] for bucket in buckets)
                 sizes = ", ".join(str(bucket[unit]) for bucket in buckets)
                 rows.append(("", f"{kind} for {sizes} {unit}, of {nodes} nodes at most"))
+    if host := target.get("host"):
+        lacking = ", ".join(f"{count} {name}" for name, count in host["ops"].items())
+        levels = ", ".join(library["isa"] for library in host["program"]["libraries"])
+        rows.append(("host part", f"{lacking} without kernels on cuda run on the processor: {levels}"))
+        rows.append(("", _graph_text(host["graph"])))
     return rows
+
+
+def _graph_text(graph: dict[str, Any]) -> str:
+    kernels = ", ".join(f"{count} {kernel}" for kernel, count in graph["kernels"].items())
+    return f"{graph['nodes']} nodes in {graph['phases']} phases: {kernels}"
 
 
 def _defaults(sampling: dict[str, Any]) -> str:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from flare.core.graph import Op
+from flare.core.graph import INTERPRETED, Op
 from flare.core.manifest import Limits
-from ignition.graph import Graph
+from ignition.graph import Value
 
 GROUP = 32
 
@@ -52,7 +53,7 @@ class Call:
     """One kernel call. `kernel` is the C++ type; `reads`/`writes` name buffers ("%id") and kv state, for ordering.
 
     `in_place` is (output, residual) where the kernel allows both to be the same memory. A call with an `op` is
-    interpreted.
+    interpreted, or stands for a piece that a device runs, as its kernel says.
     """
 
     kernel: str
@@ -80,7 +81,7 @@ class Lowered:
     @property
     def interpreted(self) -> dict[str, int]:
         """How many calls have no kernel, by their op."""
-        return dict(Counter(call.op.name for call in self.calls if call.op is not None))
+        return dict(Counter(call.op.name for call in self.calls if call.op is not None and call.kernel == INTERPRETED))
 
 
 def quantised_row_bytes(width: int) -> int:
@@ -89,15 +90,15 @@ def quantised_row_bytes(width: int) -> int:
 
 
 def lay_out_kv(
-    graph: Graph, page_tokens: int, element_bytes: int
+    states: Iterable[Value], page_tokens: int, element_bytes: int
 ) -> tuple[dict[str, tuple[PageRange, PageRange]], int]:
     """Places every state's K and V inside a page, in the order of the states, 64-byte aligned. Returns them and the page's
-    bytes."""
+    bytes, 64 where there is no state."""
     ranges: dict[str, tuple[PageRange, PageRange]] = {}
     offset = 0
-    for state in graph.of_kind("state"):
+    for state in states:
         size = int(state.shape[2]) * page_tokens * int(state.shape[4]) * element_bytes
         padded = -(-size // 64) * 64
         ranges[state.name] = (PageRange(offset, size), PageRange(offset + padded, size))
         offset += 2 * padded
-    return ranges, offset
+    return ranges, offset or 64

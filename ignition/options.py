@@ -22,8 +22,8 @@ class Options:
     """What the command line chooses; tokens, slots and levels as in `Limits`. None stands for the model's own value.
 
     targets: "cpu", and "cuda:" with architectures behind it, separated by commas.
-    isas: of the cpu target; None stands for all.
-    cpu_fallback: ops without a kernel of the cpu target may be interpreted.
+    isas: of what runs on the processor; None stands for all.
+    cpu_fallback: ops without a kernel of a target may run on the processor.
     """
 
     weights: str = "auto"
@@ -44,7 +44,7 @@ class Options:
 
     @property
     def levels(self) -> tuple[str, ...]:
-        """The instruction set levels to compile the cpu target for."""
+        """The instruction set levels to compile for what runs on the processor."""
         return ISAS if self.isas is None else self.isas
 
     @property
@@ -85,10 +85,6 @@ class Options:
             raise InputError(f"--max-context is {self.max_context}, must be positive")
         if self.page_tokens % 16:
             raise InputError(f"--page-tokens is {self.page_tokens}, must be a multiple of 16")
-        if self.isas is not None and not self.cpu:
-            raise InputError(
-                f"--isa is {','.join(self.isas)!r}, but it is for the cpu target; leave it out, or add --target cpu"
-            )
         if not self.levels or set(self.levels) - set(ISAS) or len(set(self.levels)) != len(self.levels):
             raise InputError(f"--isa is {','.join(self.levels)!r}, must be levels of {', '.join(ISAS)}, each once")
         if self.max_step_tokens < self.slots:

@@ -58,6 +58,6 @@ class PackedWeights:
 def place_weights(storage: Mapping[str, Stored], packing: Packing) -> PackedWeights:
     """Places weights in the order given."""
     spans, header = lay_out_weights({name: stored.bytes(packing) for name, stored in storage.items()})
-    last = list(spans.values())[-1]
-    size = -(-(last.offset + last.bytes) // ALIGNMENT) * ALIGNMENT
+    end = max((span.offset + span.bytes for span in spans.values()), default=0)
+    size = -(-end // ALIGNMENT) * ALIGNMENT
     return PackedWeights(storage, packing, spans, header, size)

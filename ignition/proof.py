@@ -11,7 +11,7 @@ import torch
 
 from flare.core.graph import Graph
 from flare.core.manifest import Manifest
-from flare.core.oracle import Deviation, Oracle, Positions, Prompt, excess, tolerance_of, wrong_score
+from flare.core.oracle import Deviation, Oracle, Positions, Prompt, excess, tolerance, wrong_score
 from flare.errors import InputError
 from flare.replay.cpu import CpuReplay
 from flare.replay.oracle import pages_needed, score_prompt
@@ -51,7 +51,7 @@ def run_oracle(
     worst: Deviation | None = None
     for number, isa in enumerate(runnable, 1):
         advance(number, steps, isa)
-        allowed = tolerance_of(cpu_target(manifest))
+        allowed = tolerance(cpu_target(manifest).formats)
         program = make_program(manifest, graph, folder, isa)
         rows: list[np.ndarray] = []
 

@@ -82,12 +82,18 @@ class Report:
 
 
 def _weights(target: CpuTarget | CudaTarget) -> str:
-    formats = ", ".join(f"{name} {size(count)}" for name, count in sorted(target.weights.formats.items()))
-    return f"{formats} (cuda)" if isinstance(target, CudaTarget) else formats
+    formats = ", ".join(f"{name} {size(count)}" for name, count in sorted(target.weights.formats.items())) or "none"
+    if not isinstance(target, CudaTarget):
+        return formats
+    found = f"{formats} (cuda)"
+    return found if target.host is None else f"{found}; {_weights(target.host.program)} (host part)"
 
 
 def _memory(target: CpuTarget | CudaTarget) -> str:
     """What a server takes beside weights and kv pages."""
     segments = target.segments
     found = f"arena {size(segments.arena_bytes)}, io {size(segments.io_bytes)}"
-    return f"{found}, host {size(segments.host_bytes)} (cuda)" if isinstance(target, CudaTarget) else found
+    if not isinstance(target, CudaTarget):
+        return found
+    found = f"{found}, host {size(segments.host_bytes)} (cuda)"
+    return found if target.host is None else f"{found}; {_memory(target.host.program)} (host part)"

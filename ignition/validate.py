@@ -2,8 +2,8 @@
 
 The checks run in the order in which they build on each other, and a core is good only if all of them pass: structure and
 checksums of every file, the weights' headers, the libraries, the graphs against segments and kernels (those of a cuda target
-once for each architecture), the tokenizer, the chat template, and the oracle's answers on every instruction set level that
-this machine can run.
+once for each architecture, behind its host part), the tokenizer, the chat template, and the oracle's answers on every
+instruction set level that this machine can run.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from xml.etree import ElementTree
 
 from flare.core.architectures import Architecture
 from flare.core.directory import Core, open_core, verify_weights
-from flare.core.graph import check_graph
+from flare.core.graph import Graph, check_graph
 from flare.core.manifest import CpuTarget, CudaTarget, KernelLibrary
 from flare.core.oracle import read_oracle
 from flare.errors import CoreError, FlareError, InputError
@@ -146,6 +146,8 @@ def _later(core: Core | None) -> list[tuple[str, Callable[[Core], str]]]:
     if core is None or core.manifest.cpu is not None:
         checks += [("libraries", check_libraries), ("graphs", check_graphs)]
     if core is not None and core.manifest.cuda is not None:
+        if core.manifest.cuda.host is not None:
+            checks += [("host part", check_host_part)]
         checks += [
             (f"cuda {name}", partial(check_architecture, architecture=name))
             for name in sorted(core.manifest.cuda.architectures)
@@ -156,7 +158,7 @@ def _later(core: Core | None) -> list[tuple[str, Callable[[Core], str]]]:
 def check_weights(core: Core) -> str:
     """Every byte of the weights, and the safetensors headers: tensors of u8, aligned, without holes or overlaps."""
     verify_weights(core)
-    return "; ".join(_check_tensors(core, target) for target in core.manifest.targets)
+    return "; ".join(_check_tensors(core, part) for part in core.manifest.parts)
 
 
 def _check_tensors(core: Core, target: CpuTarget | CudaTarget) -> str:
@@ -181,10 +183,11 @@ def _check_tensors(core: Core, target: CpuTarget | CudaTarget) -> str:
 
 def check_libraries(core: Core) -> str:
     """Every kernel library of this machine's architecture loads, has the ABI of this program, and is of its level."""
-    names = []
-    for library in cpu_target(core.manifest).libraries:
-        names.append(f"{library.isa} ({len(_kernels(core, library))} kernels)")
-    return ", ".join(names)
+    return _check_libraries(core, cpu_target(core.manifest))
+
+
+def _check_libraries(core: Core, target: CpuTarget) -> str:
+    return ", ".join(f"{library.isa} ({len(_kernels(core, library))} kernels)" for library in target.libraries)
 
 
 def _kernels(core: Core, library: KernelLibrary) -> set[str]:
@@ -200,13 +203,26 @@ def _kernels(core: Core, library: KernelLibrary) -> set[str]:
 
 def check_graphs(core: Core) -> str:
     """Every node's kernel exists in every library, every argument lies inside its segment."""
-    nodes, target = 0, cpu_target(core.manifest)
-    for name, file in sorted(target.graphs.items()):
-        graph = core.graph(name)
-        for library in target.libraries:
-            check_graph(graph, target.segments, _kernels(core, library), f"{file} ({library.isa})")
-        nodes += len(graph.nodes)
+    target = cpu_target(core.manifest)
+    nodes = sum(_check_graph(core, target, core.graph(name), file) for name, file in sorted(target.graphs.items()))
     return f"{nodes} nodes inside their segments"
+
+
+def _check_graph(core: Core, target: CpuTarget, graph: Graph, file: str) -> int:
+    """Checks a graph with every library, and returns how many nodes it has."""
+    for library in target.libraries:
+        check_graph(graph, target.segments, _kernels(core, library), f"{file} ({library.isa})")
+    return len(graph.nodes)
+
+
+def check_host_part(core: Core) -> str:
+    """What runs on the processor for want of kernels: its libraries, and its graph against them and their segments."""
+    cuda = core.manifest.cuda
+    assert cuda is not None and cuda.host is not None
+    target = cuda.host.program
+    libraries = _check_libraries(core, target)
+    nodes = _check_graph(core, target, core.host_graph(), target.graphs["step"])
+    return f"{libraries}, {nodes} nodes inside their segments"
 
 
 def check_architecture(core: Core, architecture: Architecture) -> str:

@@ -30,7 +30,7 @@ from flare.replay.program import choose_isa, open_replay
 from flare.report import Laps
 from flare.runtime import Runtime
 from flare.sources import configure
-from tests.support.forged_targets import add_cuda
+from tests.support.forged_targets import add_cuda, add_host
 
 ROOT = Path(__file__).resolve().parent.parent
 REASON = "no CUDA driver: libcuda.so.1 does not load; install NVIDIA's driver"
@@ -215,6 +215,33 @@ def test_a_device_serves_from_its_own_memory(both: Path, device: Device) -> None
         assert replay.program.segments == segments and replay.program.weights == core.file("weights-cuda.safetensors")
 
 
+def test_a_host_part_is_served_from_this_machines_memory(
+    both: Path, device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There are as many pages as both sides have memory for; threads, huge pages and fallbacks are the server's."""
+    add_host(both)
+    core = open_core(both)
+    page = core.manifest.cuda.host.program.segments.kv_page_bytes
+    segments = core.manifest.cuda.host.program.segments
+    reserved = segments.weights_bytes + segments.arena_bytes + segments.io_bytes
+    for wanted, free, pages in (
+        (None, reserved + 60 * page, 30),
+        (MemorySize(share=0.25), reserved + 60 * page, 15),
+        (MemorySize(bytes=8 << 15), reserved + 60 * page, 8),  # of the device, whose pages are larger
+    ):
+        monkeypatch.setattr("flare.memory.free_memory", lambda free=free: free)
+        backend = choose(both, kv_memory=wanted, huge_pages=True)
+        assert backend.kv_pages == pages and backend.kind == "cuda"
+        replay = backend.open()
+        assert (replay.kv_pages, replay.threads, replay.huge_pages) == (pages, 1, True)
+        assert replay.fallbacks.allowed and replay.program.host.ops == {"silu_mul": 2}
+        assert replay.program.host.program.kv_page_bytes == page
+    monkeypatch.setattr("flare.memory.free_memory", lambda: reserved - 1)
+    with pytest.raises(InputError, match="^this machine has .* of memory free, the core's weights and work areas take"):
+        choose(both)
+    assert device.closed == 1
+
+
 def test_a_device_too_small_for_the_weights_is_named(both: Path, device: Device) -> None:
     """Whatever was asked for keys and values: no amount of that helps, and no setting is blamed."""
     segments = open_core(both).manifest.cuda.segments
@@ -256,7 +283,7 @@ def test_the_report_and_the_model_name_the_device(both: Path, device: Device, mo
     """The replay is one of the cpu target's, standing for the device's."""
     opened: list[Any] = []
 
-    def replay(program: Any, *, device: Device, kv_pages: int) -> Any:
+    def replay(program: Any, *, device: Device, kv_pages: int, **_: Any) -> Any:
         opened.append(open_replay(open_core(both), threads=1, kv_pages=kv_pages))
         return opened[-1]
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,10 +22,11 @@ from flare.errors import InputError
 from flare.replay import cuda_driver
 from flare.replay.cuda_driver import NoDevice
 from ignition.export import export_core
-from ignition.inspect import describe, size
+from ignition.inspect import describe, render, size
 from ignition.options import ARCHITECTURES, ISAS, Options
 from ignition.report import Report
-from ignition.targets.cuda.compile import Compiled, compile_launches
+from ignition.targets.cuda.compile import Compiled, compile_launches, job
+from ignition.targets.cuda.launch import Launch
 from ignition.validate import validate_core
 from tests.support.checkpoints import make_checkpoint
 from tests.support.fake_cuda.server import FakeDeviceServer
@@ -129,6 +132,17 @@ def test_both_targets_share_one_core(both: Path, exported: Report) -> None:
     assert validate_core(both).exit_code == 0
 
 
+def on_the_processor(core: Path, patch: pytest.MonkeyPatch, *bodies: dict[str, object]) -> list[Any]:
+    """The choices that the core's cpu target gives."""
+
+    def no_device(architectures: object) -> None:
+        raise NoDevice("other tests of this process may have loaded the fake driver")
+
+    patch.setattr(cuda_driver, "open_device", no_device)
+    with flare.open(core, threads=1, kv_memory="1MiB") as runtime:
+        return [runtime.request("/v1/completions", body).json()["choices"][0] for body in bodies]
+
+
 def test_a_server_on_a_device_answers_as_the_cpu_target_does(
     both: Path, fake_libcuda: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -137,12 +151,7 @@ def test_a_server_on_a_device_answers_as_the_cpu_target_does(
     greedy = {"prompt": "the dog", "max_tokens": 3, "temperature": 0, "logprobs": 2}
     bounded = {"prompt": "a", "max_tokens": 2, "seed": 5, "structured_outputs": {"regex": "[a-f]{2}"}}
 
-    def no_device(architectures: object) -> None:
-        raise NoDevice("other tests of this process may have loaded the fake driver")
-
-    monkeypatch.setattr(cuda_driver, "open_device", no_device)
-    with flare.open(both, threads=1, kv_memory="1MiB") as runtime:
-        wanted = [runtime.request("/v1/completions", body).json()["choices"][0] for body in (greedy, bounded)]
+    wanted = on_the_processor(both, monkeypatch, greedy, bounded)
     with FakeDeviceServer(both, fake_libcuda) as server, ThreadPoolExecutor(2) as pool:
         answers = list(pool.map(lambda body: server.post("/v1/completions", body), (greedy, bounded)))
         alone = server.post("/v1/completions", greedy)
@@ -154,6 +163,89 @@ def test_a_server_on_a_device_answers_as_the_cpu_target_does(
     assert found[0]["text"] == wanted[0]["text"]
     assert found[0]["logprobs"]["token_logprobs"] == pytest.approx(wanted[0]["logprobs"]["token_logprobs"], abs=0.05)
     assert re.fullmatch("[a-f]{2}", found[1]["text"]) and re.fullmatch("[a-f]{2}", wanted[1]["text"])
+
+
+SILU = "op silu_mul (1 node, behind model.layers.0.mlp.up_proj.weight) has no kernel on the cuda target"
+HOSTED = replace(SMALL, isas=("generic",))
+
+
+@pytest.fixture(scope="module")
+def hosted(
+    checkpoint: Path, compiled: dict[str, Compiled], exported: Report, tmp_path_factory: pytest.TempPathFactory
+) -> Report:
+    """A core whose silu_mul runs on the processor. Read only."""
+
+    def compile_more(launches: Mapping[str, Collection[Launch]], advance: Callable[..., None]) -> Compiled:
+        first = compiled["first"]
+        known = first.cubins["sm_90a"]
+        missing = [launch for launch in launches["sm_90a"] if job(launch, "sm_90a").key() not in known]
+        made = compile_launches({"sm_90a": missing}, advance).cubins["sm_90a"]
+        compiled["hosted"] = Compiled(first.package, {"sm_90a": known | made})
+        return compiled["hosted"]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cuda_export, "KERNELS", cuda_export.KERNELS - {"silu_mul"})
+        patch.setattr(cuda_export, "compile_launches", compile_more)
+        return export_core(str(checkpoint), tmp_path_factory.mktemp("hosted") / "core", HOSTED)
+
+
+def test_what_has_no_kernel_is_told_and_part_of_the_core(hosted: Report) -> None:
+    assert hosted.notices == [f"{SILU}: the core's cpu kernels run it, slowly"]
+    files = {"graphs/host.msgpack", "kernels/host-generic.so", "weights-host.safetensors"}
+    assert {name for name in hosted.files if "host" in name} == files
+    text = hosted.text()
+    assert "(cuda); none (host part)\n" in text and "io 3.1 kB (host part)\n" in text
+    core = open_core(hosted.output)
+    assert core.manifest.cpu is None and core.manifest.cuda.host.ops == {"silu_mul": 1}
+    result = validate_core(hosted.output)
+    assert result.exit_code == 0, result.text()
+    (check,) = (check for check in result.checks if check.name == "host part")
+    assert check.detail == "generic (1 kernels), 3 nodes inside their segments"
+    facts = describe(hosted.output)
+    assert facts["targets"][0]["host"]["graph"]["kernels"] == {"SiluMul": 1, "device": 2}
+    assert "\nhost part  1 silu_mul without kernels on cuda run on the processor: generic\n" in render(facts)
+    json.dumps(facts)
+
+
+def test_a_core_with_a_host_part_is_the_same_bytes_every_time(
+    hosted: Report, checkpoint: Path, compiled: dict[str, Compiled], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cuda_export, "KERNELS", cuda_export.KERNELS - {"silu_mul"})
+    monkeypatch.setattr(cuda_export, "compile_launches", lambda *_: compiled["hosted"])
+    again = export_core(str(checkpoint), tmp_path / "again", HOSTED)
+    for file in (MANIFEST_FILE, *hosted.files):
+        assert (again.output / file).read_bytes() == (hosted.output / file).read_bytes(), file
+
+
+def test_an_export_that_must_do_without_the_processor_is_refused(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cuda_export, "KERNELS", cuda_export.KERNELS - {"silu_mul"})
+    with pytest.raises(InputError) as caught:
+        export_core(str(checkpoint), tmp_path / "core", replace(SMALL, cpu_fallback=False))
+    assert str(caught.value) == f"--no-cpu-fallback: {SILU}; leave the option out to have the processor run it, slowly"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_server_runs_what_has_no_kernel_on_the_processor_and_says_so(
+    hosted: Report, both: Path, fake_libcuda: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = {"prompt": "the dog", "max_tokens": 2, "temperature": 0, "logprobs": 2}
+    (wanted,) = on_the_processor(both, monkeypatch, asked)
+    with FakeDeviceServer(hosted.output, fake_libcuda) as server:
+        answer = server.post("/v1/completions", asked)
+        status = server.get("/v1/flare/status")
+    cause = "op silu_mul (1 node) has no kernel on the cuda target, the core's cpu kernels run it"
+    (warning,) = answer["flare_warnings"]
+    assert (warning["type"], warning["cause"]) == ("cpu_fallback", cause)
+    assert status["cpu_fallback"]["events"] == [{"cause": cause, "count": warning["count"]}]
+    assert status["target"]["kind"] == "cuda"
+    (choice,) = answer["choices"]
+    assert choice["text"] == wanted["text"]
+    assert choice["logprobs"]["token_logprobs"] == pytest.approx(wanted["logprobs"]["token_logprobs"], abs=0.05)
+    with FakeDeviceServer(hosted.output, fake_libcuda, "--no-cpu-fallback") as server:
+        error = server.post("/v1/completions", asked, status=500)["error"]
+    assert error["message"] == f"CPU fallback disabled: {cause}"
 
 
 def test_a_kernel_that_its_architecture_cannot_run_ends_the_export(
@@ -196,7 +288,8 @@ def test_levels_without_a_cpu_target_are_refused_by_name(checkpoint: Path, tmp_p
 
     arguments = ["export", str(checkpoint), "-o", str(tmp_path / "core"), "--isa", "generic", "--target"]
     with pytest.raises(
-        InputError, match=r"^--isa is 'generic', but it is for the cpu target; leave it out, or add --t"
+        InputError,
+        match=r"^--isa is 'generic', but it is for the cpu target, and for ops .* none; leave it out, or add --t",
     ):
         app([*arguments, "cuda:sm_90a"])
     Options(targets=("cpu", "cuda:sm_90a"), isas=("generic",)).check()

@@ -26,7 +26,6 @@ from flare.core.oracle import (
     excess,
     read_oracle,
     tolerance,
-    tolerance_of,
     top_deviation,
     wrong_score,
 )
@@ -88,7 +87,7 @@ def test_chunks_and_threads_change_no_answer(tiny_core: Path) -> None:
     for threads, rows in ((1, 1), (2, 7), (2, 32)):
         with open_replay(core, threads=threads, kv_pages=8) as replay:
             replay.max_rows = rows
-            assert "equal to the bit" in check_oracle(replay, oracle, BEST, tolerance_of(core.manifest.cpu))
+            assert "equal to the bit" in check_oracle(replay, oracle, BEST, tolerance(core.manifest.cpu.formats))
 
 
 def test_the_reference_s_answers_are_transformers_(tiny_core: Path, tmp_path: Path) -> None:

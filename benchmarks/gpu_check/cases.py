@@ -352,6 +352,11 @@ def _add(unit: Unit, source: Source, count: int) -> Rows:
     return Rows({"a": a, "b": b}, {}, {"out": (exact, torch.zeros_like(exact))})
 
 
+def _rounded(unit: Unit, source: Source, count: int) -> Rows:
+    x = source.normal(count, int(unit.scalar("elements")) // unit.tokens)
+    return Rows({"x": x}, {}, {"out": (wide(x), torch.zeros_like(wide(x)))})
+
+
 ROWS = {
     "embedding.embed": _embed,
     "embedding.take_rows": _take_rows,
@@ -362,5 +367,6 @@ ROWS = {
     "gate_up.gate_up": _gate_up,
     "elementwise.silu_mul": _silu_mul,
     "elementwise.add": _add,
+    "elementwise.rounded": _rounded,
 }
 """By kernel: the case of a launch whose rows know nothing of each other."""

@@ -14,7 +14,7 @@ from benchmarks.gpu_check.rated import logprob_excess, wanted_token
 from flare.core.cuda_graph import CudaGraphs, KernelNode
 from flare.core.directory import Core, open_core
 from flare.core.manifest import MAX_ALTERNATIVES
-from flare.core.oracle import Prompt, read_oracle, tolerance_of
+from flare.core.oracle import Prompt, read_oracle, tolerance
 from flare.replay.cpu_interface import SampleParams
 from flare.replay.cuda import CudaReplay
 from flare.replay.cuda_driver import open_device
@@ -51,7 +51,7 @@ def check_core(checks: Checks, path: Path) -> None:
     replay, graphs = open_replay(core, pages)
     with replay:
         company = Company(replay, prompts, few_tokens(graphs))
-        allowed = tolerance_of(core.manifest.cuda)
+        allowed = tolerance(core.manifest.cuda.formats)
 
         def oracle_replayed() -> Finding:
             return measured(check_oracle(replay, oracle, "the device", allowed))

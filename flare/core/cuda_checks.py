@@ -26,6 +26,7 @@ from flare.core.cuda_graph import (
     TensorMap,
     io_arrays,
 )
+from flare.core.host_checks import check_cuts, check_host_graph, cut_begins
 from flare.core.manifest import CudaTarget, Manifest
 from flare.core.tensor_maps import MapType, wrong_boxes
 from flare.errors import CoreError
@@ -62,14 +63,17 @@ _OUT: Mapping[str, Mapping[str, str]] = {"sample": {"sampled": "rows", "logprobs
 def open_cuda_graphs(core: Core, architecture: Architecture) -> tuple[CudaGraphs, dict[str, bytes]]:
     """Returns the checked graphs of a core for one of its architectures, and the bytes of their cubins by file.
 
-    Raises CoreError as `check_cuda_graphs` does.
+    Raises CoreError as `check_cuda_graphs` does, and for a host part whose graph does not fit them.
     """
     target = core.manifest.cuda
     assert target is not None
     graphs = core.cuda_graphs(architecture)
-    known = core.manifest.files.keys() - {other.weights.file for other in core.manifest.targets}
+    known = core.manifest.files.keys() - {part.weights.file for part in core.manifest.parts}
     cubins = {file: core.read(file) for file in {kernel.cubin for kernel in graphs.kernels} & known}
-    check_cuda_graphs(graphs, core.manifest, cubins, target.architectures[architecture])
+    file = target.architectures[architecture]
+    check_cuda_graphs(graphs, core.manifest, cubins, file)
+    if target.host is not None:
+        check_host_graph(core.host_graph(), graphs, core.manifest, file)
     return graphs, cubins
 
 
@@ -102,11 +106,12 @@ def _carries(copy: CopyNode, source: Pointer, target: Pointer, size: int) -> boo
     )
 
 
-def _behind(nodes: Sequence[KernelNode | CopyNode | FillNode], copies: Mapping[str, int]) -> list[frozenset[str]]:
-    """Which of the copies, by name, each node comes behind; a copy's own name is among its."""
+def _behind(bucket: Bucket, copies: Mapping[str, int]) -> list[frozenset[str]]:
+    """Which of the copies, by name, each node comes behind: by its edges, or in an earlier piece. A copy's own name is among
+    its."""
     found: list[frozenset[str]] = []
-    for index, node in enumerate(nodes):
-        own = frozenset(name for name, copy in copies.items() if copy == index)
+    for index, (node, begin) in enumerate(zip(bucket.nodes, cut_begins(bucket), strict=True)):
+        own = frozenset(name for name, copy in copies.items() if copy == index or copy < begin)
         found.append(own.union(*(found[edge.node] for edge in node.after)))
     return found
 
@@ -129,6 +134,7 @@ class _Check:
         self.limits = manifest.limits
         self.arrays = io_arrays(manifest.limits, manifest.model.vocabulary)
         self.where = where
+        self.host = target.host is not None
         self.parameters: list[Sequence[str | MapType]] = []
         self.waits: list[bool] = []
         self.sizes = {
@@ -147,6 +153,7 @@ class _Check:
             )
         self._io()
         most = min(self.limits.max_step_tokens, self.limits.max_rows)
+        check_cuts(self.graphs.step, self.host, self.graphs.io["logits"], self._outside, self.where)
         self._buckets("step", self.graphs.step, [bucket.tokens for bucket in self.graphs.step], "tokens", most)
         for kind, buckets in (("sample", self.graphs.sample), ("score", self.graphs.score)):
             self._buckets(kind, buckets, [bucket.rows for bucket in buckets], "rows", self.limits.max_rows)
@@ -262,6 +269,8 @@ class _Check:
             where = f"{self.where}: {kind}[{index}]"
             if kind != "step" and bucket.tokens:
                 _refuse(where, f"it holds {bucket.tokens} tokens, wanted none")
+            if kind != "step" and bucket.host:
+                _refuse(where, f"it has {len(bucket.host)} cuts for the host, which steps alone have")
             if not max(1, previous) <= bucket.rows <= limits.max_rows:
                 _refuse(where, f"it holds {bucket.rows} rows, wanted {max(1, previous)} to {limits.max_rows}")
             previous = bucket.rows
@@ -270,15 +279,15 @@ class _Check:
     def _bucket(self, kind: str, bucket: Bucket, where: str) -> None:
         """Checks every node of a bucket, and that what goes in is copied before its kernels, and what comes out behind them."""
         nodes = bucket.nodes
-        for index, node in enumerate(nodes):
-            problem = self._node(node) or self._edges(nodes, index)
+        for index, (node, begin) in enumerate(zip(nodes, cut_begins(bucket), strict=True)):
+            problem = self._node(node) or self._edges(nodes, index, begin)
             if problem is not None:
                 _refuse(f"{where} node {index} ({node.label[:60]!r})", problem)
         copied_in = self._copies(bucket, _IN.get(kind, {}), where, inward=True)
         copied_out = self._copies(bucket, _OUT.get(kind, {}), where, inward=False)
         if copied_out and max(copied_out.values()) != len(nodes) - 1:
             _refuse(where, "it does not end with a copy of its results to the host")
-        came, taken = _behind(nodes, copied_in), _before(nodes, copied_out)
+        came, taken = _behind(bucket, copied_in), _before(nodes, copied_out)
         for index, node in enumerate(nodes):
             what = None
             if isinstance(node, KernelNode) and (missed := copied_in.keys() - came[index]):
@@ -366,8 +375,8 @@ class _Check:
             fits = isinstance(value, int) and -half <= value < half
         return None if fits else f"{value!r}, which is no {wanted}"
 
-    def _edges(self, nodes: Sequence[KernelNode | CopyNode | FillNode], index: int) -> str | None:
-        """What is wrong with the edges to a node, or None.
+    def _edges(self, nodes: Sequence[KernelNode | CopyNode | FillNode], index: int, begin: int) -> str | None:
+        """What is wrong with the edges to a node of the piece that begins with node `begin`, or None.
 
         A kernel behind a programmatic edge may be launched early, and then waits until all that its edges lead from has ended.
         So it uses memory, and ends, behind them, as a node behind full edges does. If every such kernel waits, all that lies
@@ -378,6 +387,8 @@ class _Check:
         for edge in node.after:
             if not 0 <= edge.node < index:
                 return f"it waits for node {edge.node}, wanted an earlier one"
+            if edge.node < begin:
+                return f"it waits for node {edge.node}, which is before the cut at {begin}"
             if edge.node in seen:
                 return f"it waits for node {edge.node} twice"
             seen.add(edge.node)

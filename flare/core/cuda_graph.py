@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 import msgspec
+from msgspec.structs import replace
 
 from flare.core.manifest import MAX_ALTERNATIVES, MAX_EXPLICIT_IDS, Limits, Struct
 from flare.errors import CoreError
@@ -127,12 +128,36 @@ class FillNode(Struct, tag_field="kind", tag="memset"):
     after: list[Edge]
 
 
-class Bucket(Struct):
-    """A graph for at most so many tokens and rows. Edges lead to earlier nodes only."""
+class HostRows(Struct, gc=False):
+    """f32 values that go between the device and the host: `row_bytes` for each token ("T") or row ("R") of the step. `buffer`
+    has room for all of the bucket's, one behind the other."""
+
+    buffer: Pointer
+    row_bytes: int
+    count: Literal["T", "R"]
+
+
+class HostCut(Struct):
+    """A place where the host runs nodes that have no kernel here. Nodes from `at` on are the next piece of the step, and begin
+    when all before are done and the host is.
+
+    gives: what the piece before the cut made and the host reads, at any time. takes: what the host made and the piece behind
+    the cut, or a later one, reads.
+    """
+
+    at: int
+    gives: list[HostRows]
+    takes: list[HostRows]
+
+
+class Bucket(Struct, omit_defaults=True):
+    """A graph for at most so many tokens and rows. Edges lead to earlier nodes only, of the same piece where a step has
+    cuts."""
 
     tokens: int
     rows: int
     nodes: list[KernelNode | CopyNode | FillNode]
+    host: list[HostCut] = []
 
 
 class CudaGraphs(Struct):
@@ -152,6 +177,18 @@ class CudaGraphs(Struct):
     def encode(self) -> bytes:
         """Returns the file's bytes."""
         return msgspec.msgpack.encode(self)
+
+
+def pieces(bucket: Bucket) -> list[Bucket]:
+    """Returns the bucket cut up: one more than it has cuts, each with edges among its own nodes."""
+    found, ends = [], [*(cut.at for cut in bucket.host), len(bucket.nodes)]
+    for begin, end in zip([0, *ends], ends, strict=False):
+        nodes = [
+            replace(node, after=[replace(edge, node=edge.node - begin) for edge in node.after])
+            for node in bucket.nodes[begin:end]
+        ]
+        found.append(Bucket(tokens=bucket.tokens, rows=bucket.rows, nodes=nodes))
+    return found
 
 
 def decode_cuda_graphs(data: bytes, name: str) -> CudaGraphs:

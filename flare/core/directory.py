@@ -58,6 +58,12 @@ class Core:
         file = self.manifest.cpu.graphs[name]
         return decode_graph(self.read(file), file)
 
+    def host_graph(self) -> Graph:
+        """Returns the decoded graph of the cuda target's host part, which the core must have. Raises as `graph` does."""
+        assert self.manifest.cuda is not None and self.manifest.cuda.host is not None
+        file = self.manifest.cuda.host.program.graphs["step"]
+        return decode_graph(self.read(file), file)
+
     def cuda_graphs(self, architecture: Architecture) -> CudaGraphs:
         """Returns the decoded graphs of the cuda target, which the core must have, for one of its architectures.
 
@@ -97,7 +103,7 @@ def open_core(path: str | os.PathLike[str], *, verify: bool = False) -> Core:
         )
     manifest = decode_manifest(data)
     small: dict[str, bytes] = {}
-    weights = {target.weights.file: target for target in manifest.targets}
+    weights = {part.weights.file: part for part in manifest.parts}
     for name, entry in manifest.files.items():
         if name in weights:
             _check_weights(root, manifest, weights[name])
@@ -113,9 +119,10 @@ def open_core(path: str | os.PathLike[str], *, verify: bool = False) -> Core:
 
 
 def verify_weights(core: Core) -> None:
-    """Hashes every byte of every target's weights. Raises CoreError when they differ from the manifest."""
-    for target in core.manifest.targets:
-        name = target.weights.file
+    """Hashes every byte of every target's weights, and of a host part's. Raises CoreError when they differ from the
+    manifest."""
+    for part in core.manifest.parts:
+        name = part.weights.file
         entry = core.manifest.files[name]
         if sha256_chunked(core.file(name)) != entry.hash:
             raise CoreError(f"{name}: bytes differ from the manifest's hash {entry.hash[:16]}…; export the core again")

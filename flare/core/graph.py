@@ -4,12 +4,13 @@ A node names a kernel of the core's libraries and binds its arguments to (segmen
 independent of each other; a barrier stands between phases. Offsets into `kv` count inside one page, so that the number of
 pages can be chosen when the core is loaded. Graph files are MessagePack.
 
-A node whose op has no kernel on the target says which op it is, and is interpreted.
+A node whose op has no kernel on the target says which op it is, and is interpreted. The host part of a cuda target is such a
+graph too, in which each piece of the step that the device runs is a node.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Protocol
 
 import msgpack
 import msgspec
@@ -20,6 +21,10 @@ from flare.errors import CoreError
 Segment = Literal["weights", "arena", "io", "kv", "none"]
 ALIGNMENT = 64
 INTERPRETED = "interpret"
+DEVICE = "device"
+CALLED = (INTERPRETED, DEVICE)
+"""Kernels of nodes that the library calls back for, which have an op: INTERPRETED one of the set, DEVICE one of this name, with
+the number of its `piece`."""
 
 
 class Argument(Struct):
@@ -50,8 +55,8 @@ class Op(Struct):
 
 
 class Node(Struct, omit_defaults=True):
-    """One kernel call. `label` says what it computes, in the recipe's names, for people and error texts. That of an `op` has
-    the kernel INTERPRETED."""
+    """One kernel call. `label` says what it computes, in the recipe's names, for people and error texts. That of an `op` has a
+    kernel of CALLED."""
 
     kernel: str
     phase: int
@@ -79,6 +84,23 @@ def decode_graph(data: bytes, name: str) -> Graph:
         raise CoreError(f"{name}: {str(error).splitlines()[0][:200]}; export the core again") from None
 
 
+class Named(Protocol):
+    """A node as far as its kernel's name and its op tell what it is."""
+
+    @property
+    def kernel(self) -> str: ...
+    @property
+    def op(self) -> Op | None: ...
+
+
+def misnamed(node: Named) -> str | None:
+    """Says which kernel and op a node has that do not go together; None where they do."""
+    device = node.op is not None and node.op.name == DEVICE
+    if (node.kernel in CALLED) == (node.op is not None) and (node.kernel == DEVICE) == device:
+        return None
+    return f"kernel {node.kernel[:80]!r} and {'no op' if node.op is None else f'op {node.op.name[:40]!r}'}"
+
+
 def check_graph(graph: Graph, segments: CpuSegments, kernels: set[str], name: str) -> None:
     """Checks every node against the segments' sizes and the libraries' kernels. Raises CoreError naming the node."""
     sizes = {
@@ -91,9 +113,8 @@ def check_graph(graph: Graph, segments: CpuSegments, kernels: set[str], name: st
     phase = 0
     for index, node in enumerate(graph.nodes):
         where = f"{name}: node {index} ({node.label[:60]!r})"
-        if (node.kernel == INTERPRETED) != (node.op is not None):
-            op = "no op" if node.op is None else f"op {node.op.name[:40]!r}"
-            raise CoreError(f"{where} names kernel {node.kernel[:80]!r} and {op}; export the core again")
+        if (problem := misnamed(node)) is not None:
+            raise CoreError(f"{where} names {problem}; export the core again")
         if node.op is None and node.kernel not in kernels:
             raise CoreError(f"{where} names kernel {node.kernel[:80]!r}, which the core's libraries lack; export again")
         if node.phase not in (phase, phase + 1):

@@ -116,11 +116,30 @@ class CpuTarget(Struct, tag_field="kind", tag="cpu"):
     segments: CpuSegments
     weights: Weights
 
+    @property
+    def decode_weight_bytes(self) -> int:
+        """Bytes of weights that one decode step reads for one request."""
+        return self.weights.decode_weight_bytes
 
-class CudaTarget(Struct, tag_field="kind", tag="cuda"):
+    @property
+    def formats(self) -> set[str]:
+        """What weights, keys and values are rounded to."""
+        return {*self.weights.formats, self.weights.kv_format}
+
+
+class HostPart(Struct):
+    """Nodes of a cuda target's step that have no kernel there and run on the processor: `ops` are their numbers by op. The
+    graph "step" of `program` has them, and a node for each piece of the step that the device runs between them."""
+
+    ops: dict[str, int]
+    program: CpuTarget
+
+
+class CudaTarget(Struct, tag_field="kind", tag="cuda", omit_defaults=True):
     """Graphs for NVIDIA's devices: `architectures` maps each to its file of graphs, `compiler` a tool to its version.
 
-    `compute_dtype` is what the inputs of linear layers are rounded to, and the element type of the kv pool.
+    `compute_dtype` is what the inputs of linear layers are rounded to, and the element type of the kv pool. `host` is there
+    where kernels do not do all.
     """
 
     architectures: dict[Architecture, str]
@@ -128,6 +147,19 @@ class CudaTarget(Struct, tag_field="kind", tag="cuda"):
     compiler: dict[str, str]
     segments: CudaSegments
     weights: Weights
+    host: HostPart | None = None
+
+    @property
+    def decode_weight_bytes(self) -> int:
+        """Bytes of weights that one decode step reads for one request, those of a host part included."""
+        host = 0 if self.host is None else self.host.program.decode_weight_bytes
+        return self.weights.decode_weight_bytes + host
+
+    @property
+    def formats(self) -> set[str]:
+        """As `CpuTarget`'s, of a host part too; the inputs of linear layers are rounded as keys and values are."""
+        host = set() if self.host is None else self.host.program.formats
+        return {*self.weights.formats, self.weights.kv_format, *host}
 
 
 class Tokens(Struct):
@@ -203,6 +235,12 @@ class Manifest(Struct):
         """The target of kind "cuda", if the core has it."""
         return next((target for target in self.targets if isinstance(target, CudaTarget)), None)
 
+    @property
+    def parts(self) -> list[CpuTarget | CudaTarget]:
+        """All that has weights and memory of its own: the targets, and the program of a host part."""
+        host = None if self.cuda is None else self.cuda.host
+        return [*self.targets, *([] if host is None else [host.program])]
+
     def encode(self) -> bytes:
         """Returns the canonical JSON bytes: sorted keys, two-space indent, a newline at the end."""
         plain = msgspec.to_builtins(self)
@@ -261,16 +299,18 @@ def _check(manifest: Manifest, name: str) -> None:
         refuse("targets", kinds[:3], "cpu, cuda, or both in that order")
     for number, target in enumerate(manifest.targets):
         _check_target(target, manifest, f"targets[{number}]", refuse)
+        if isinstance(target, CudaTarget) and target.host is not None:
+            _check_host(target.host, manifest, f"targets[{number}].host", refuse)
     for path, entry in manifest.files.items():
         parts = path.split("/")
         if not path or path.startswith("/") or "\\" in path or "\0" in path or any(p in ("", ".", "..") for p in parts):
             refuse("files", path, "a relative path without '..'")
         if entry.bytes < 0 or len(entry.hash) != 64 or not set(entry.hash) <= set("0123456789abcdef"):
             refuse(f"files[{path!r}]", entry.hash, "a size and 64 hex digits")
-    weights = [target.weights.file for target in manifest.targets]
+    weights = [part.weights.file for part in manifest.parts]
     named = {"tokenizer.json", manifest.oracle.file}
-    for target in manifest.targets:
-        named.update(_named(target))
+    for part in manifest.parts:
+        named.update(_named(part))
     if manifest.template.file is not None:
         named.add(manifest.template.file)
     if len(set(weights)) != len(weights) or named & set(weights):
@@ -289,6 +329,16 @@ def _check(manifest: Manifest, name: str) -> None:
     for token in [*manifest.tokens.eos, manifest.tokens.bos, manifest.tokens.pad]:
         if token is not None and not 0 <= token < manifest.model.vocabulary:
             refuse("tokens", token, "ids inside the vocabulary")
+
+
+def _check_host(host: HostPart, manifest: Manifest, where: str, refuse: Callable[[str, object, str], NoReturn]) -> None:
+    if not host.ops or min(host.ops.values()) < 1:
+        refuse(f"{where}.ops", host.ops, "a number of nodes for each op, at least one op")
+    if host.program.graphs.keys() != {"step"}:
+        refuse(f"{where}.program.graphs", sorted(host.program.graphs), "one graph, named 'step'")
+    if not host.program.libraries:
+        refuse(f"{where}.program.libraries", [], "at least one")
+    _check_target(host.program, manifest, f"{where}.program", refuse)
 
 
 def _named(target: CpuTarget | CudaTarget) -> set[str]:

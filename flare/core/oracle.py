@@ -21,7 +21,6 @@ from flare.errors import CoreError
 
 if TYPE_CHECKING:
     from flare.core.directory import Core
-    from flare.core.manifest import CpuTarget, CudaTarget
 
 TOP = 20
 
@@ -89,12 +88,6 @@ def tolerance(formats: Iterable[str]) -> Tolerance:
     if formats & {"f16", "bf16"}:
         return Tolerance(mean_kl=0.002, max_logprob_error=0.25, worst_margin=0.1)
     return Tolerance(mean_kl=1e-6, max_logprob_error=1e-3, worst_margin=1e-3)
-
-
-def tolerance_of(target: CpuTarget | CudaTarget) -> Tolerance:
-    """The tolerance of a core's target: keys and values are rounded to their format too, on a device with the inputs of linear
-    layers."""
-    return tolerance({*target.weights.formats, target.weights.kv_format})
 
 
 def excess(found: Deviation, allowed: Tolerance) -> str | None:

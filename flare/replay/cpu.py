@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import ctypes
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from ctypes import c_float, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from flare.core.graph import INTERPRETED, Op
+from flare.core.graph import CALLED, INTERPRETED, Op, misnamed
 from flare.errors import CoreError, InputError, ReplayDead
 from flare.fallbacks import Fallbacks
+from flare.replay.called_nodes import Run, called_nodes
 from flare.replay.cpu_interface import (
     ROWS_FAILED,
     SEGMENTS,
@@ -69,8 +70,8 @@ class CpuArg:
 
 @dataclass(frozen=True, slots=True)
 class CpuNode:
-    """One kernel call, or an `op` to be interpreted. Phases do not decrease along a program; nodes of one phase are
-    independent."""
+    """One kernel call, or an `op` to be interpreted or run on a device. Phases do not decrease along a program; nodes of one
+    phase are independent."""
 
     kernel: str
     phase: int
@@ -154,9 +155,12 @@ class CpuReplay(StepArrays):
         huge_pages: bool = False,
         fallbacks: Fallbacks | None = None,
         instead_of_device: str = "",
+        pieces: Mapping[int, Run] | None = None,
+        arrays: StepArrays | None = None,
     ) -> None:
         """Opens the library and allocates the core; `huge_pages` copies the weights to transparent huge pages.
 
+        `pieces` run the nodes whose kernel is DEVICE, by their numbers; `arrays` has a step's arrays, where others fill them.
         What runs for want of something better is recorded in `fallbacks`: each node that is interpreted, and each step under
         `instead_of_device`, where given.
 
@@ -181,6 +185,8 @@ class CpuReplay(StepArrays):
         self._library = load_library(program.library)
         self.info: dict[str, Any] = json.loads(self._library.flare_library_info())
         self._interpreter = self._make_interpreter(program, limits)
+        interpret = None if self._interpreter is None else self._interpreter.run
+        self._called = called_nodes(program.nodes, interpret, pieces or {})
         self._weights = _pin(program)
         try:
             self._open(program, threads, kv_pages, huge_pages)
@@ -190,7 +196,7 @@ class CpuReplay(StepArrays):
         if huge_pages:
             self._release_weights()
 
-        super().__init__(limits)  # a bad program is refused by now: arrays of its sizes might not fit in memory
+        super().__init__(limits, arrays)  # a bad program is refused by now: arrays of its sizes might not fit in memory
         if self._interpreter is not None:
             self._interpreter.attach(self.tokens, self.positions, self.slots, self.page_table, self.rows)
         self._step = StepArgs(
@@ -228,6 +234,8 @@ class CpuReplay(StepArrays):
         self._fallbacks.check()
         if self._interpreter is not None:
             self._interpreter.begin(n_tokens, n_rows)
+        if self._called is not None:
+            self._called.begin()
         self._step.tokens = n_tokens
         self._step.rows = n_rows
         if self._library.flare_begin(self._handle, self._step, self._error, _ERROR_BYTES):
@@ -239,8 +247,8 @@ class CpuReplay(StepArrays):
             self._library.flare_finish(self._handle, self._error, _ERROR_BYTES)
             if self._instead_of_device:
                 self._fallbacks.record(self._instead_of_device)
-        if self._interpreter is not None:
-            self._interpreter.finish()
+        if self._called is not None:
+            self._called.finish()
 
     def sample(self, n_rows: int) -> None:
         """Chooses `sampled[:n_rows]` from the last step's logits by `sampling[:n_rows]`, and fills `logprobs` of the rows
@@ -291,10 +299,13 @@ class CpuReplay(StepArrays):
     def _make_interpreter(self, program: CpuProgram, limits: ReplayLimits) -> Interpreter | None:
         """Returns the interpreter of the nodes without a kernel, None where all have one. Raises CoreError for a bad one."""
         for index, node in enumerate(program.nodes):
-            if (node.kernel == INTERPRETED) != (node.op is not None):
-                op = "no op" if node.op is None else f"op {node.op.name[:40]!r}"
-                raise CoreError(f"node {index}: kernel {node.kernel[:80]!r} with {op}; export the core again")
-        nodes = {index: (node.op, node.args) for index, node in enumerate(program.nodes) if node.op is not None}
+            if (problem := misnamed(node)) is not None:
+                raise CoreError(f"node {index}: {problem}; export the core again")
+        nodes = {
+            index: (node.op, node.args)
+            for index, node in enumerate(program.nodes)
+            if node.op is not None and node.kernel == INTERPRETED
+        }
         if not nodes:
             return None
         from flare.replay.interpreter import Interpreter, Sizes
@@ -316,7 +327,7 @@ class CpuReplay(StepArrays):
         nodes = (NodeStruct * len(program.nodes))()
         for target, node in zip(nodes, program.nodes, strict=True):
             args = (ArgStruct * len(node.args))(*(_arg(a) for a in node.args))
-            target.kernel = node.kernel.encode()
+            target.kernel = (INTERPRETED if node.kernel in CALLED else node.kernel).encode()
             target.args = args  # the structure keeps the array alive
             target.nargs = len(node.args)
             target.phase = node.phase
@@ -335,8 +346,8 @@ class CpuReplay(StepArrays):
         if program.weights_bytes:
             a.weights = self._weights.buf + program.weights_offset
         a.nodes = nodes
-        if self._interpreter is not None:
-            self._interpret = Interpret(self._interpreter.run)  # the library calls it for as long as the core is open
+        if self._called is not None:
+            self._interpret = Interpret(self._called.run)  # the library calls it for as long as the core is open
             a.interpret = self._interpret
         failed = self._library.flare_open(a, ctypes.byref(self._handle), self._error, _ERROR_BYTES)
         if failed:

@@ -21,7 +21,7 @@ UNAVAILABLE = 3
 
 
 Interpret = ctypes.CFUNCTYPE(None, c_int32, c_void_p, c_void_p)
-"""What a library calls for a node that is interpreted; see `Interpreter.run`."""
+"""What a library calls for a node that is interpreted or runs on a device; see `CalledNodes.run`."""
 
 
 class ArgStruct(ctypes.Structure):

@@ -15,11 +15,13 @@ from typing import Any
 from flare.core.cuda_graph import Bucket
 from flare.core.manifest import MAX_ALTERNATIVES
 from flare.errors import CoreError, InputError, ReplayDead
+from flare.fallbacks import Fallbacks
 from flare.replay.cpu_interface import RowLogprobs
 from flare.replay.cuda_arrays import DeviceArrays, PageTable
 from flare.replay.cuda_draws import DrawArrays
 from flare.replay.cuda_driver import KV_REMEDY, CudaDevice, DeviceError
 from flare.replay.cuda_executables import GraphBuilder, load_functions
+from flare.replay.cuda_host import HostPart
 from flare.replay.cuda_program import CudaProgram
 from flare.replay.cuda_weights import load_weights
 from flare.replay.step_arrays import ReplayLimits, StepArrays
@@ -32,7 +34,9 @@ _LOGPROBS_BYTES = sizeof(RowLogprobs)
 class _Executable:
     tokens: int
     rows: int
-    graph: Any
+    graphs: Sequence[
+        Any
+    ]  # one for each piece of the step, None for a piece without nodes; one in all where there is no host part
 
 
 class CudaReplay(StepArrays):
@@ -42,8 +46,20 @@ class CudaReplay(StepArrays):
     device is lost; DeviceError means that the call gave nothing, and that the next one may.
     """
 
-    def __init__(self, program: CudaProgram, *, device: CudaDevice, kv_pages: int) -> None:
+    def __init__(
+        self,
+        program: CudaProgram,
+        *,
+        device: CudaDevice,
+        kv_pages: int,
+        threads: int = 1,
+        huge_pages: bool = False,
+        fallbacks: Fallbacks | None = None,
+    ) -> None:
         """Takes the device's memory, loads weights and kernels, and makes all executable graphs.
+
+        The last three are for a host part: its threads, whether its weights are copied into huge pages, and where each step is
+        recorded that needs it.
 
         Raises InputError if the device or the system has not the memory for it, and CoreError if the core is bad. The device is
         closed then.
@@ -70,8 +86,20 @@ class CudaReplay(StepArrays):
         self._device = device
         self._dead = ""
         self._live_rows = 0
+        self._host: HostPart | None = None
         try:
-            self._open(program, kv_pages)
+            addresses = self._open(program, kv_pages)
+            if program.host is not None:
+                self._host = HostPart(
+                    program.host,
+                    program.graphs.step[-1].host,
+                    device,
+                    addresses,
+                    self,
+                    threads=threads,
+                    huge_pages=huge_pages,
+                    fallbacks=fallbacks or Fallbacks(told=False),
+                )
         except BaseException:
             device.close()
             raise
@@ -81,7 +109,7 @@ class CudaReplay(StepArrays):
 
         `meanwhile` is called on this thread while the device works; what it raises is raised once the device is done, and
         nothing can be drawn then. Raises ValueError, having run nothing, if an argument is out of its
-        range.
+        range, and RequestError where a node of the host part may not run.
         """
         self._check_alive()
         moved = self._check_step(n_tokens, n_rows)
@@ -93,12 +121,15 @@ class CudaReplay(StepArrays):
         self._live_rows = 0
         try:
             self._pages.send(moved)
-            self._device.launch(bucket.graph)
-            try:
-                if meanwhile is not None:
-                    meanwhile()
-            finally:
-                self._device.synchronise()
+            if self._host is not None:
+                self._host.step(bucket.graphs, n_tokens, n_rows, meanwhile)
+            else:
+                self._device.launch(bucket.graphs[0])
+                try:
+                    if meanwhile is not None:
+                        meanwhile()
+                finally:
+                    self._device.synchronise()
         except BaseException as error:
             self._settle(error)
             self._pages.forget(moved)
@@ -122,7 +153,7 @@ class CudaReplay(StepArrays):
         bucket = self._smallest(self._samples, 0, n_rows)
         try:
             self._draws.send(drawn, self.sampling, n_rows, bucket.rows)
-            self._device.launch(bucket.graph)
+            self._device.launch(bucket.graphs[0])
             self._device.synchronise()
         except BaseException as error:
             self._settle(error)
@@ -153,7 +184,7 @@ class CudaReplay(StepArrays):
             for name, sent in (("targets", count), ("wanted", padded)):
                 self._copy_in(name, count, sent, padding=0xFF, first=first)
                 arrays.send(name, 4 * first, 4 * sent)
-            self._device.launch(bucket.graph)
+            self._device.launch(bucket.graphs[0])
             arrays.fetch("logprobs", first * _LOGPROBS_BYTES, count * _LOGPROBS_BYTES)
             self._device.synchronise()
         except BaseException as error:
@@ -180,6 +211,8 @@ class CudaReplay(StepArrays):
     def close(self) -> None:
         """Frees the device's memory and the device. Closing twice is fine; closing during a call is not."""
         self._dead = self._dead or "the core is closed"
+        if self._host is not None:
+            self._host.close()
         self._device.close()
 
     def __enter__(self) -> CudaReplay:
@@ -188,7 +221,8 @@ class CudaReplay(StepArrays):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _open(self, program: CudaProgram, kv_pages: int) -> None:
+    def _open(self, program: CudaProgram, kv_pages: int) -> dict[str, int]:
+        """Returns where each segment lies."""
         device, segments, graphs = self._device, program.segments, program.graphs
         program.check_memory(kv_pages, device.memory()[0], device.name)
         addresses = {"none": 0}
@@ -202,7 +236,9 @@ class CudaReplay(StepArrays):
 
         def executables(kind: str, buckets: Sequence[Bucket]) -> list[_Executable]:
             return [
-                _Executable(bucket.tokens, bucket.rows, builder.build(bucket, f"{program.name}: {kind}[{index}]"))
+                _Executable(
+                    bucket.tokens, bucket.rows, builder.build_pieces(bucket, f"{program.name}: {kind}[{index}]")
+                )
                 for index, bucket in enumerate(buckets)
             ]
 
@@ -213,6 +249,7 @@ class CudaReplay(StepArrays):
         self._pages = PageTable(self._arrays, self.page_table, self.page_stride, kv_pages)
         self._draws = DrawArrays(self._arrays, self.max_rows, self.vocabulary, self.max_context)
         device.synchronise()
+        return addresses
 
     def _check_alive(self) -> None:
         if self._dead:

@@ -12,7 +12,7 @@ import struct
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from flare.core.cuda_graph import Bucket, CopyNode, CudaGraphs, FillNode, KernelNode, Pointer, Scalar, TensorMap
+from flare.core.cuda_graph import Bucket, CopyNode, CudaGraphs, FillNode, KernelNode, Pointer, Scalar, TensorMap, pieces
 from flare.errors import CoreError
 from flare.replay.cuda_driver import CudaDevice, DeviceError
 from flare.replay.cuda_tensor_maps import TensorMaps, map_arguments
@@ -60,6 +60,15 @@ class GraphBuilder:
         self._programmatic_edge = api.CUgraphEdgeData()
         self._programmatic_edge.from_port = 1  # CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC, a macro of the driver's header
         self._programmatic_edge.type = api.CUgraphDependencyType.CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC
+
+    def build_pieces(self, bucket: Bucket, name: str) -> list[Any]:
+        """Returns an executable graph for each piece of the bucket, None for one without nodes. Raises as `build` does."""
+        if not bucket.host:
+            return [self.build(bucket, name)]
+        return [
+            self.build(piece, f"{name} piece {number}") if piece.nodes else None
+            for number, piece in enumerate(pieces(bucket))
+        ]
 
     def build(self, bucket: Bucket, name: str) -> Any:
         """Returns the bucket's executable graph. Raises CoreError naming the node that the driver refuses."""

@@ -13,6 +13,7 @@ from flare.core.cuda_graph import CudaGraphs
 from flare.core.manifest import CudaSegments
 from flare.errors import InputError
 from flare.memory import check_reserved
+from flare.replay.cuda_host import HostProgram
 
 if TYPE_CHECKING:
     from flare.core.directory import Core
@@ -28,7 +29,7 @@ class CudaProgram:
     """Everything that a core's graphs for one architecture need to run. Sizes are bytes, limits are counts.
 
     `name` is the graph file's, for messages; `cubins` maps files of the core to their bytes; the weights are
-    `segments.weights_bytes` of the file `weights`, from `segments.weights_offset` on.
+    `segments.weights_bytes` of the file `weights`, from `segments.weights_offset` on. `host` runs what has no kernel.
     """
 
     name: str
@@ -42,11 +43,13 @@ class CudaProgram:
     max_step_tokens: int
     max_rows: int
     page_tokens: int
+    host: HostProgram | None = None
 
     @classmethod
     def open(cls, core: Core, architecture: Architecture) -> CudaProgram:
         """The program of a core's cuda target for one of its architectures. Raises CoreError when its graphs are malformed, or
-        `flare.core.cuda_checks` finds that they cannot run as they say."""
+        `flare.core.cuda_checks` finds that they cannot run as they say, or this machine runs none of a host part's
+        libraries."""
         manifest = core.manifest
         target, limits = manifest.cuda, manifest.limits
         assert target is not None
@@ -63,6 +66,7 @@ class CudaProgram:
             max_step_tokens=limits.max_step_tokens,
             max_rows=limits.max_rows,
             page_tokens=limits.page_tokens,
+            host=_host_program(core),
         )
 
     @property
@@ -90,3 +94,15 @@ class CudaProgram:
             f"kv_pages {kv_pages}: {needed / MIB:.1f} MiB are needed ({reserved / MIB:.1f} MiB beside the pages of "
             f"{page / MIB:.3f} MiB), {device} has {free / MIB:.1f} MiB free; {remedy}"
         )
+
+
+def _host_program(core: Core) -> HostProgram | None:
+    """The program of a core's host part, for the best instruction set of this machine; None where the core has none."""
+    assert core.manifest.cuda is not None
+    host = core.manifest.cuda.host
+    if host is None:
+        return None
+    from flare.replay.program import choose_isa, make_program
+
+    isa = choose_isa(host.program)
+    return HostProgram(make_program(core.manifest, core.host_graph(), core.path, isa, host.program), host.ops)

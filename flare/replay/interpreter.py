@@ -165,7 +165,6 @@ class Interpreter:
         }
         self._inputs: dict[str, Array] = {}
         self._tokens = self._rows = 0
-        self._failure: BaseException | None = None
         for index, (op, args) in nodes.items():
             problem = _problem(op, args, sizes)
             if problem:
@@ -183,26 +182,14 @@ class Interpreter:
 
     def begin(self, tokens: int, rows: int) -> None:
         """Tells how many tokens and rows the next step has."""
-        self._tokens, self._rows, self._failure = tokens, rows, None
-
-    def finish(self) -> None:
-        """Raises what a node of the step raised first."""
-        failure, self._failure = self._failure, None
-        if failure is not None:
-            raise failure
+        self._tokens, self._rows = tokens, rows
 
     def run(self, index: int, arguments: int, kv: int) -> None:
-        """Runs a node; `arguments` is the address of eight bytes for each of its arguments: an address, or an offset in every
-        page of the pool at `kv`. Raises nothing: the step goes on, and is worth nothing."""
-        if self._failure is not None:
-            return
-        try:
-            op, args = self._nodes[index]
-            self._fallbacks.record(self._causes[op.name])
-            with np.errstate(all="ignore"):
-                self._run(op, args, (ctypes.c_uint64 * len(args)).from_address(arguments), kv)
-        except BaseException as error:
-            self._failure = error
+        """Runs a node, as `flare.replay.called_nodes.Run` says."""
+        op, args = self._nodes[index]
+        self._fallbacks.record(self._causes[op.name])
+        with np.errstate(all="ignore"):
+            self._run(op, args, (ctypes.c_uint64 * len(args)).from_address(arguments), kv)
 
     def _run(self, op: Op, args: Sequence[Arg], addresses: Sequence[int], kv: int) -> None:
         bound = iter(zip(args, addresses, strict=True))

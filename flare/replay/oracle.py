@@ -18,7 +18,7 @@ from flare.core.oracle import (
     Tolerance,
     excess,
     read_oracle,
-    tolerance_of,
+    tolerance,
     top_deviation,
     wrong_score,
 )
@@ -138,7 +138,7 @@ def check_core(core: Core, target: CpuTarget | CudaTarget, replay: Scorer, archi
             f"{replay.kv_pages} pages are too few for the check of the core, which takes {pages}; ask for "
             f"{pages * target.segments.kv_page_bytes} bytes, or leave --check out",
         )
-    return f"{architecture} {check_oracle(replay, oracle, architecture, tolerance_of(target))}"
+    return f"{architecture} {check_oracle(replay, oracle, architecture, tolerance(target.formats))}"
 
 
 def differing(found: Positions, stored: Positions) -> int:

@@ -56,9 +56,12 @@ def cpu_target(manifest: Manifest) -> CpuTarget:
     return manifest.cpu
 
 
-def make_program(manifest: Manifest, graph: Graph, folder: Path, isa: str) -> CpuProgram:
-    """The program of a core's graph for one instruction set; the weights are mapped, not read."""
-    target = cpu_target(manifest)
+def make_program(
+    manifest: Manifest, graph: Graph, folder: Path, isa: str, target: CpuTarget | None = None
+) -> CpuProgram:
+    """The program of a core's graph for one instruction set; the weights are mapped, not read. target: whose graph it is, the
+    cpu target unless told otherwise."""
+    target = target or cpu_target(manifest)
     library = next(library for library in target.libraries if library.isa == isa)
     limits, segments = manifest.limits, target.segments
     nodes = [

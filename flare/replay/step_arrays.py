@@ -23,6 +23,9 @@ class ReplayLimits:
     kv_page_bytes: int
 
 
+_ARRAYS = tuple("tokens positions slots rows page_table sampling sampled targets wanted logprobs".split())
+
+
 class StepArrays:
     """The arrays of `flare.engine.interface.Replay`, in ordinary memory, and sizes by their own names.
 
@@ -31,7 +34,8 @@ class StepArrays:
     RowLogprobs [max_rows].
     """
 
-    def __init__(self, limits: ReplayLimits) -> None:
+    def __init__(self, limits: ReplayLimits, shared: StepArrays | None = None) -> None:
+        """Makes the arrays, or takes those of `shared`, which has the same limits."""
         self.limits = limits
         self.vocabulary = limits.vocabulary
         self.max_context = limits.max_context
@@ -40,6 +44,10 @@ class StepArrays:
         self.page_tokens = limits.page_tokens
         self.page_stride = limits.page_stride
         self.kv_pages = limits.kv_pages
+        if shared is not None:
+            for name in _ARRAYS:
+                setattr(self, name, getattr(shared, name))
+            return
         self.tokens = (c_int32 * limits.max_step_tokens)()
         self.positions = (c_int32 * limits.max_step_tokens)()
         self.slots = (c_int32 * limits.max_step_tokens)()

@@ -140,7 +140,7 @@ def test_a_fifo_is_refused_without_waiting(core: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "field"),
     [
-        (lambda m: m.update(version=2), "version 2, this program reads 4; export the core again"),
+        (lambda m: m.update(version=3), "version 3, this program reads 4; export the core again"),
         (lambda m: m.update(version=True), "version True"),
         (lambda m: m.pop("limits"), "limits"),
         (lambda m: m.update(extra=1), "extra"),

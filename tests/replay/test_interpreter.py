@@ -15,6 +15,7 @@ from msgspec import structs
 from flare.core.graph import Op, Tensor
 from flare.errors import CoreError
 from flare.fallbacks import Fallback, Fallbacks
+from flare.replay.called_nodes import CalledNodes
 from flare.replay.cpu import CpuArg
 from flare.replay.interpreter import OPS, Interpreter, Pages, Sizes
 from ignition import ops
@@ -216,14 +217,16 @@ def test_a_run_is_counted_and_its_failure_kept_for_the_end() -> None:
     assert cause == "op add (2 nodes) has no kernel on the cpu target, numpy interprets it"
     x = activations(3, 8, 4)
     addresses = (ctypes.c_uint64 * 3)(*(x[i].ctypes.data for i in range(3)))
+    called = CalledNodes({0: interpreter.run, 2: interpreter.run})
     interpreter.begin(5, 0)
-    interpreter.run(2, ctypes.addressof(addresses), 0)
-    interpreter.finish()
+    called.begin()
+    called.run(2, ctypes.addressof(addresses), 0)
+    called.finish()
     assert np.array_equal(x[2, :5], x[0, :5] + x[1, :5]) and np.array_equal(x[2, 5:], activations(3, 8, 4)[2, 5:])
-    interpreter.begin(5, 0)
-    interpreter.run(1, ctypes.addressof(addresses), 0)  # there is no such node
-    interpreter.run(0, ctypes.addressof(addresses), 0)  # not run any more
+    called.begin()
+    called.run(1, ctypes.addressof(addresses), 0)  # there is no such node
+    called.run(0, ctypes.addressof(addresses), 0)  # not run any more
     with pytest.raises(KeyError):
-        interpreter.finish()
-    interpreter.finish()
+        called.finish()
+    called.finish()
     assert fallbacks.events == (Fallback(cause, 1),)

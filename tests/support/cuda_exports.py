@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from flare.core.architectures import Architecture
 from flare.core.cuda_graph import Box, CudaGraphs, decode_cuda_graphs
 from flare.core.manifest import CudaTarget, Limits
 from ignition.capture import capture
 from ignition.checkpoint import open_checkpoint
+from ignition.checkpoint.tensors import LazyTensor
 from ignition.graph import Graph
 from ignition.patterns import matrix_names
 from ignition.progress import Progress
@@ -21,9 +24,10 @@ from ignition.targets.cuda.compile_worker import Cubin
 from ignition.targets.cuda.export import CudaExport
 from ignition.targets.cuda.graphs import all_launches
 from ignition.targets.cuda.launch import TensorMap
-from ignition.weights import Stored, choose_storage
-from recipes import dense
+from ignition.weights import VECTOR, Stored, choose_storage
+from recipes import Recipe, dense
 from tests.support.cuda_segments import Segments
+from tests.support.odd_graphs import Change, Model, odd_recipe
 
 LIMITS = Limits(max_context=64, slots=3, page_tokens=16, max_step_tokens=16, max_rows=3)
 
@@ -94,16 +98,38 @@ def export_cuda(
     weights: str = "auto",
     architectures: tuple[Architecture, ...] = ("sm_90a",),
     limits: Limits = LIMITS,
+    kernels: Collection[str] | None = None,
 ) -> Exported:
-    """The cuda part of an export of a tiny checkpoint."""
+    """The cuda part of an export of a tiny checkpoint, where these ops have kernels (None: all); a host part has no
+    libraries."""
     opened = open_checkpoint(str(checkpoint))
     model = dense.configure(opened.config)
     graph = capture(dense.RECIPE, model)
     storage, _ = choose_storage(dense.weights(model), matrix_names(graph), opened, weights)
-    export = CudaExport(graph, storage, limits, model.vocabulary, architectures)
+    export = CudaExport(graph, storage, limits, model.vocabulary, architectures, kernels=kernels)
+    return _packed(dense.RECIPE, model, storage, graph, export, weights)
+
+
+def export_odd(change: Change, names: str, *, states: bool = False) -> Exported:
+    """The cuda part of an export of a step that no recipe of ours writes, with random weights in f32."""
+    recipe = odd_recipe(change, names, states=states)
+    graph = capture(recipe, Model)
+    matrices = matrix_names(graph)
+    storage = {}
+    for name, spec in recipe.weights(Model).items():
+        values = np.random.default_rng(len(storage)).normal(size=spec.shape).astype(np.float32)
+        tensor = LazyTensor(name, spec.shape, "f32", memoryview(values).cast("B"))
+        storage[name] = Stored(name, spec, "f32" if name in matrices else VECTOR, (tensor,))
+    export = CudaExport(graph, storage, LIMITS, Model.vocabulary, ("sm_90a",))
+    return _packed(recipe, Model, storage, graph, export, "auto")
+
+
+def _packed(
+    recipe: Recipe, model: Any, storage: dict[str, Stored], graph: Graph, export: CudaExport, option: str
+) -> Exported:
     export.compiled = uncompiled(export)
     written = Collected()
-    target = export.pack(weights, written, Progress())
+    target = export.pack(option, written, Progress())
     tensors: dict[str, Any] = {n: stored.values() for n, stored in storage.items() if stored.spec.value is None}
-    reference = ReferenceModel(dense.RECIPE, model, tensors, pages=12, page_tokens=limits.page_tokens)
+    reference = ReferenceModel(recipe, model, tensors, pages=12, page_tokens=export.limits.page_tokens)
     return Exported(graph, storage, export, target, written.files, reference)

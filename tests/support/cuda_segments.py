@@ -40,7 +40,7 @@ class Segments:
             name: torch.full((size * (pages if name == "kv" else 1),), 0xFF, dtype=torch.uint8)
             for name, size in sizes.items()
         }
-        self.bytes["weights"] = torch.frombuffer(bytearray(weights), dtype=torch.uint8)
+        self.bytes["weights"] = torch.tensor(bytearray(weights), dtype=torch.uint8)
 
     def array(self, name: str, dtype: torch.dtype = torch.int32) -> Tensor:
         """A named array of io, or its twin "host.<name>"."""

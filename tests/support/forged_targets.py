@@ -39,6 +39,19 @@ def add_cuda(core: Path, *, alone: bool = False) -> None:
         _without_cpu(core)
 
 
+def add_host(core: Path) -> None:
+    """Gives the cuda target of a core that has a cpu target, too, a host part: a copy of that."""
+    shutil.copy(core / "weights.safetensors", core / "weights-host.safetensors")
+
+    def change(manifest: dict[str, Any]) -> None:
+        cpu, cuda = manifest["targets"]
+        program = cpu | {"weights": cpu["weights"] | {"file": "weights-host.safetensors"}}
+        cuda["host"] = {"ops": {"silu_mul": 2}, "program": program}
+        manifest["files"]["weights-host.safetensors"] = dict(manifest["files"]["weights.safetensors"])
+
+    forge_manifest(core, change)
+
+
 def _without_cpu(core: Path) -> None:
     """Takes what is of the cpu target out of a core whose manifest has it no longer."""
     oracle = msgpack.unpackb((core / "oracle.msgpack").read_bytes())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from flare.core.graph import check_graph
 from flare.core.manifest import CpuSegments, CpuTarget, KernelLibrary, Limits
@@ -21,16 +22,36 @@ from ignition.targets.cpu.lower import lower
 from ignition.targets.cpu.source import generate, headers
 from ignition.weights import QUANTISED_FORMATS, Stored
 
-GRAPH_FILE, WEIGHTS_FILE = "graphs/step.msgpack", "weights.safetensors"
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """The names of an export's files; `libraries` is what those of the libraries begin with."""
+
+    graph: str
+    weights: str
+    libraries: str
+
+
+TARGET = Files("graphs/step.msgpack", "weights.safetensors", "kernels/cpu")
 
 
 class CpuExport:
     """One export for the cpu: lowered when it is made, then compiled, then packed."""
 
     def __init__(
-        self, graph: Graph, storage: Mapping[str, Stored], limits: Limits, *, cpu_fallback: bool = True
+        self,
+        graph: Graph,
+        storage: Mapping[str, Stored],
+        limits: Limits,
+        *,
+        cpu_fallback: bool = True,
+        files: Files = TARGET,
+        logits_bytes: int = 0,
     ) -> None:
-        """Raises InputError for ops without a kernel where `cpu_fallback` is off, and for weights that no kernel takes."""
+        """`logits_bytes` are those of `io` where the graph itself makes no logits, since libraries want room for them.
+
+        Raises InputError for ops without a kernel where `cpu_fallback` is off, and for weights that no kernel takes.
+        """
         formats = {name: stored.format for name, stored in storage.items()}
         narrow = (QUANTISED_FORMATS | {"f16", "bf16"}) & set(formats.values())
         self.kv_format = "f16" if narrow else "f32"
@@ -39,6 +60,8 @@ class CpuExport:
         self.plan = plan(lowered, self.weights.spans, limits)
         self.kernels = lowered.kernels
         self.notices = interpreted_notices(lowered, allowed=cpu_fallback)
+        self.files = files
+        self.io_bytes = max(self.plan.io_bytes, logits_bytes)
         self.libraries: list[KernelLibrary] = []
         check_graph(self.plan.graph, self.segments(), set(self.kernels), "graph step")
 
@@ -48,7 +71,7 @@ class CpuExport:
             weights_bytes=self.weights.bytes,
             weights_offset=len(self.weights.header),
             arena_bytes=self.plan.arena_bytes,
-            io_bytes=self.plan.io_bytes,
+            io_bytes=self.io_bytes,
             kv_page_bytes=self.plan.kv_page_bytes,
         )
 
@@ -56,7 +79,7 @@ class CpuExport:
         """Compiles the kernels once for each instruction set level, and writes the libraries."""
         sources = {isa: generate(self.kernels, isa) for isa in isas}
         for isa, compiled in compile_libraries(sources, headers(), progress.advance).items():
-            file = f"kernels/cpu-{isa}.so"
+            file = f"{self.files.libraries}-{isa}.so"
             writer.add(file, compiled.data)
             self.libraries.append(
                 KernelLibrary(
@@ -70,14 +93,14 @@ class CpuExport:
 
     def pack(self, option: str, writer: CoreWriter, progress: Progress) -> CpuTarget:
         """Writes graph and weights, and returns what the manifest says of the target. option: what `--weights` said."""
-        writer.add(GRAPH_FILE, self.plan.graph.encode())
-        self.weights.write(WEIGHTS_FILE, writer, progress)
+        writer.add(self.files.graph, self.plan.graph.encode())
+        self.weights.write(self.files.weights, writer, progress)
         return CpuTarget(
             abi=ABI_VERSION,
             libraries=self.libraries,
-            graphs={"step": GRAPH_FILE},
+            graphs={"step": self.files.graph},
             segments=self.segments(),
-            weights=self.weights.facts(WEIGHTS_FILE, option, self.kv_format, self.decode_weight_bytes()),
+            weights=self.weights.facts(self.files.weights, option, self.kv_format, self.decode_weight_bytes()),
         )
 
     def decode_weight_bytes(self) -> int:

@@ -3,7 +3,8 @@
 Several ops become one call wherever one kernel does their work in one pass over memory: linear + bias + head norm + rope +
 store (`Heads`), both halves of a gated MLP (`GateUp`), linear + residual (`Linear`), row selection + norm (`Norm`). An op
 that matches no such pattern has a kernel of its own. One without a kernel becomes a call that flare interprets; the matrices
-that it reads are stored plain, and what else reads them is interpreted too. So any graph of the op set can be lowered.
+that it reads are stored plain, and what else reads them is interpreted too. So any graph of the op set can be lowered. In the
+host part of a cuda step, the nodes of the op DEVICE become calls that have a device run a piece.
 
 Storage of activations is decided here and nowhere else: a linear layer with q8 or q4 weights reads int8 activations, so a
 value whose consumers all want them is produced quantised; where only some do, a `Quantize` call is added.
@@ -14,7 +15,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Collection, Mapping
 
-from flare.core.graph import INTERPRETED, Op, Tensor
+from flare.core.graph import DEVICE, INTERPRETED, Op, Tensor
 from flare.core.manifest import Limits
 from flare.errors import InputError
 from ignition.graph import Graph, Node
@@ -64,12 +65,12 @@ class _Lowering:
         self.kv_tag = TAGS[kv_format]
         self.result = Lowered()
         self.patterns = Patterns(graph)
-        self.interpreted = {id(node) for node in graph.nodes if not self._has_kernel(node, kernels)}
-        self.patterns.apart = self.interpreted
+        self.called = {id(node) for node in graph.nodes if node.op == DEVICE or not self._has_kernel(node, kernels)}
+        self.patterns.apart = self.called
         self.absorbed: set[int] = set()  # id() of nodes that another node's call performs
         self.made: dict[tuple[int, str], Buffer] = {}  # (root value, storage) -> buffer
         self.kv_ranges, self.result.kv_page_bytes = lay_out_kv(
-            graph, limits.page_tokens, 4 if kv_format == "f32" else 2
+            graph.of_kind("state"), limits.page_tokens, 4 if kv_format == "f32" else 2
         )
 
     def run(self) -> Lowered:
@@ -89,8 +90,8 @@ class _Lowering:
         for node in self.graph.nodes:
             if id(node) in self.absorbed:
                 continue
-            if id(node) in self.interpreted:
-                self._interpret(node)
+            if id(node) in self.called:
+                self._call_back(node)
             else:
                 handlers[node.op](node)
         return self.result
@@ -112,7 +113,7 @@ class _Lowering:
     def _absorb(self) -> None:
         """Marks the nodes whose work a later node's call performs, so that they make no call of their own."""
         for node in self.graph.nodes:
-            if id(node) in self.interpreted:
+            if id(node) in self.called:
                 continue
             if node.op == "kv_write":
                 k_chain, v_chain = self.patterns.heads(node.inputs[1]), self.patterns.heads(node.inputs[2])
@@ -210,8 +211,8 @@ class _Lowering:
 
     # -- what has no kernel ------------------------------------------------------------------------------------------
 
-    def _interpret(self, node: Node) -> None:
-        """A call that has the op itself, over plain f32 buffers and weights."""
+    def _call_back(self, node: Node) -> None:
+        """A call that has the op itself, over plain f32 buffers and weights. Those for a device follow each other."""
         operands: list[Operand] = []
         reads: list[Buffer | str] = []
         writes: list[Buffer | str] = []
@@ -243,6 +244,10 @@ class _Lowering:
             writes.append(buffer)
             outputs.append(Tensor(shape=list(self.graph.values[value].shape)))
         op = Op(name=node.op, attrs=dict(node.attrs), inputs=inputs, outputs=outputs)
+        if node.op == DEVICE:
+            label = f"piece {node.attrs['piece']}"
+            self._call(DEVICE, label, tuple(operands), reads=reads, writes=[*writes, DEVICE], op=op)
+            return
         label = next((operand.name for operand in operands if isinstance(operand, Weight)), node.op)
         self._call(INTERPRETED, label, tuple(operands), reads=reads, writes=writes, op=op)
 

@@ -11,11 +11,13 @@ from dataclasses import replace
 from flare.core.architectures import Architecture
 from flare.core.cuda_checks import check_cuda_graphs
 from flare.core.cuda_graph import CudaGraphs
+from flare.core.host_checks import check_host_graph
 from flare.core.manifest import CudaSegments, CudaTarget, Limits, Manifest
 from flare.errors import CoreError, InputError
 from ignition.graph import Graph
 from ignition.pack import CoreWriter
 from ignition.packed_weights import place_weights
+from ignition.patterns import Patterns, matrix_names
 from ignition.plan import Span
 from ignition.progress import Progress
 from ignition.report import ArchitectureReport
@@ -23,8 +25,11 @@ from ignition.targets.cuda import packing
 from ignition.targets.cuda.compile import Compiled, compile_launches
 from ignition.targets.cuda.compile_worker import Cubin
 from ignition.targets.cuda.graphs import all_launches, cubin_file, make_graphs, place
+from ignition.targets.cuda.host import HostExport
 from ignition.targets.cuda.lower import compute_dtype, linear_weights, lower
 from ignition.targets.cuda.operands import QUANTISED
+from ignition.targets.cuda.pieces import cut, reasons
+from ignition.targets.cuda.places import KERNELS, find_places
 from ignition.weights import VECTOR, Stored
 
 WEIGHTS_FILE = "weights-cuda.safetensors"
@@ -40,14 +45,29 @@ class CudaExport:
         limits: Limits,
         vocabulary: int,
         architectures: Sequence[Architecture],
+        *,
+        cpu_fallback: bool = True,
+        kernels: Collection[str] | None = None,
     ) -> None:
+        """`kernels` are the ops that have kernels, KERNELS unless told otherwise. Raises InputError for nodes without one where
+        `cpu_fallback` is off."""
+        kernels = KERNELS if kernels is None else kernels
         self.limits = limits
         self.vocabulary = vocabulary
         self.layers = linear_weights(graph)
+        storage = packed_matrices(graph, storage)
         self.compute = compute_dtype(graph, {name: stored.format for name, stored in storage.items()})
+        given = storage
         storage, self.notices = widened(graph, storage, self.compute)
         formats = {name: stored.format for name, stored in storage.items()}
-        self.lowered = {name: lower(graph, formats, self.compute, limits, name) for name in architectures}
+        self.host: HostExport | None = None
+        places = find_places(Patterns(graph), formats, kernels)
+        if places.apart:
+            cuts = cut(graph, places)
+            self.notices += host_notices(reasons(graph, cuts, places), allowed=cpu_fallback)
+            self.host = HostExport(graph, cuts, given, limits, vocabulary)
+            self.notices += self.host.notices
+        self.lowered = {name: lower(graph, formats, self.compute, limits, name, kernels) for name in architectures}
         self.placements = {name: place(lowered, limits, vocabulary) for name, lowered in self.lowered.items()}
         self.any = next(iter(self.lowered.values()))
         self.weights = place_weights(
@@ -69,8 +89,11 @@ class CudaExport:
             kv_page_bytes=self.any.kv_page_bytes,
         )
 
-    def compile(self, progress: Progress) -> None:
-        """Compiles every kernel that the graphs of an architecture launch."""
+    def compile(self, isas: Sequence[str], writer: CoreWriter, progress: Progress) -> None:
+        """Compiles every kernel that the graphs of an architecture launch; for the host part, also for instruction set
+        levels."""
+        if self.host is not None:
+            self.host.compile(isas, writer, progress)
         launches = {
             name: list(all_launches(lowered, self.limits, self.vocabulary)) for name, lowered in self.lowered.items()
         }
@@ -99,6 +122,7 @@ class CudaExport:
             compiler=self.compiled.versions(),
             segments=self.segments(),
             weights=self.weights.facts(WEIGHTS_FILE, option, self.compute, self.decode_weight_bytes()),
+            host=self.host and self.host.pack(option, writer, progress),
         )
 
     def check(self, manifest: Manifest) -> None:
@@ -110,6 +134,8 @@ class CudaExport:
             cubins = {cubin_file(graphs.arch, cubin): cubin.data for cubin in compiled}
             try:
                 check_cuda_graphs(graphs, manifest, cubins, file)
+                if self.host is not None:
+                    check_host_graph(self.host.graph, graphs, manifest, file)
             except CoreError as error:
                 reason = str(error).removesuffix("; export the core again")
                 raise InputError(f"the graphs for {graphs.arch} cannot run: {reason}; please report this") from None
@@ -134,6 +160,25 @@ class CudaExport:
             if name not in self.any.tables or name in self.layers:
                 total += size
         return total
+
+
+def host_notices(found: Sequence[str], *, allowed: bool) -> list[str]:
+    """A line for each kind of node that the processor will run. Raises InputError where that is not allowed."""
+    if not allowed:
+        raise InputError(
+            f"--no-cpu-fallback: {'; '.join(found)}; leave the option out to have the processor run it, slowly"
+        )
+    return [f"{line}: the core's cpu kernels run it, slowly" for line in found]
+
+
+def packed_matrices(graph: Graph, storage: Mapping[str, Stored]) -> Mapping[str, Stored]:
+    """The storage with all matrices packed: in f32 where the cpu target of the same export keeps one plain for want of a
+    kernel."""
+    matrices = matrix_names(graph)
+    return {
+        name: replace(stored, format="f32") if name in matrices and stored.format == VECTOR else stored
+        for name, stored in storage.items()
+    }
 
 
 def widened(graph: Graph, storage: Mapping[str, Stored], compute: str) -> tuple[Mapping[str, Stored], list[str]]:

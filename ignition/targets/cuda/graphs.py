@@ -1,8 +1,8 @@
 """The graph file of an architecture: works become nodes, bucket by bucket, over one placement of memory.
 
 Buffers are placed once, for the largest bucket, so all buckets use the same addresses. A step's nodes come in phases, as they
-were placed: a node waits for all nodes of the phase before its own. The graphs of draws and scores use the arena as well, since
-they run when no step does; each of their nodes waits for the one before it.
+were placed: a node waits for all nodes of the phase before its own, in its piece of the step. The graphs of draws and scores
+use the arena as well, since they run when no step does; each of their nodes waits for the one before it.
 
 Where the architecture has such edges, that between two kernels is programmatic (kernels/programmatic.py) if no other node waits
 for the earlier one, nor the later one for another. So it is with kernels that follow each other in a stream, which is what such
@@ -26,6 +26,8 @@ from flare.core.cuda_graph import (
     CudaGraphs,
     Edge,
     FillNode,
+    HostCut,
+    HostRows,
     Kernel,
     KernelNode,
     Pointer,
@@ -42,7 +44,7 @@ from ignition.targets.cuda.compile_worker import Cubin
 from ignition.targets.cuda.launch import BYTES, Launch
 from ignition.targets.cuda.operands import Buffer, IoArray, WeightArray
 from ignition.targets.cuda.sample_graph import sample_launches, sample_scratch, score_launches, score_scratch
-from ignition.targets.cuda.works import Lowered
+from ignition.targets.cuda.works import Cut, Lowered
 
 STEP_INPUTS = ("tokens", "positions", "slots", "rows")
 """Arrays that a step's graph copies from the host: they lie side by side in both segments."""
@@ -161,12 +163,15 @@ def make_graphs(
         nodes.copy(STEP_INPUTS, inward=True)
         nodes.barrier()
         last = 0
-        for some, phase in zip(step_launches(lowered, tokens, rows), placement.phases, strict=True):
+        for work, phase in zip(lowered.works, placement.phases, strict=True):
+            if work.cut is not None:
+                nodes.cut(work.cut)
+                continue
             if phase != last:
                 nodes.barrier()
                 last = phase
-            nodes.run(some)
-        step.append(Bucket(tokens=tokens, rows=rows, nodes=nodes.finished()))
+            nodes.run(work.launches(tokens, rows))
+        step.append(Bucket(tokens=tokens, rows=rows, nodes=nodes.finished(), host=nodes.cuts))
     draws: dict[str, list[Bucket]] = {"sample": [], "score": []}
     for kind, buckets in draws.items():
         for rows in bucket_sizes(limits.max_rows):
@@ -253,12 +258,23 @@ class _Nodes:
         self.tokens = tokens
         self.rows = rows
         self.made: list[KernelNode | CopyNode | FillNode] = []
+        self.cuts: list[HostCut] = []
         self.before: list[int] = []
         self.ends: list[int] = []
 
     def barrier(self) -> None:
         """What is added from here on waits for what was added since the last barrier."""
         self.before, self.ends = self.ends, []
+
+    def cut(self, cut: Cut) -> None:
+        """Begins a new piece, whose nodes wait for none of those before: the host sees to that."""
+        gives, takes = ([self._rows(buffer) for buffer in buffers] for buffers in (cut.gives, cut.takes))
+        self.cuts.append(HostCut(at=len(self.made), gives=gives, takes=takes))
+        self.before, self.ends = [], []
+
+    def _rows(self, buffer: Buffer) -> HostRows:
+        pointer = self.binding.pointer(buffer, self.tokens, self.rows)
+        return HostRows(buffer=pointer, row_bytes=buffer.width * BYTES[buffer.element], count=buffer.count)
 
     def run(self, launches: Sequence[Launch]) -> None:
         """Adds launches, of which each waits for the one before it."""

@@ -6,21 +6,20 @@ become one product where their weights can be joined. What lowering returns hold
 when it is told how many tokens and rows a bucket has, over buffers that are the same in each.
 
 Activations: the residual stream, and whatever is not read by linear layers alone, is f32; what only linear layers read has the
-compute dtype.
+compute dtype. Nodes without a kernel (places.py) leave cuts between the works, where values go to the host and come from it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from flare.core.manifest import Limits
-from flare.errors import InputError
 from ignition.graph import Graph, Node
 from ignition.lowered import lay_out_kv
 from ignition.patterns import Patterns
 from ignition.targets.cuda.kernels.attention import FEW_TOKENS, attention_launches, attention_workspace
 from ignition.targets.cuda.kernels.attention_shape import PagedAttention
-from ignition.targets.cuda.kernels.elementwise import add_launch, silu_mul_launch
+from ignition.targets.cuda.kernels.elementwise import add_launch, round_launch, silu_mul_launch
 from ignition.targets.cuda.kernels.embedding import embed_launch, take_rows_launch
 from ignition.targets.cuda.kernels.gate_up import gate_up_launch
 from ignition.targets.cuda.kernels.heads import Pages, heads_launch
@@ -30,7 +29,12 @@ from ignition.targets.cuda.kernels.quantised_linear import quantised_linear_laun
 from ignition.targets.cuda.kernels.rotary import rope_angles_launch
 from ignition.targets.cuda.launch import BYTES, Element, Pointer
 from ignition.targets.cuda.operands import QUANTISED, Buffer, Operands, at, count
-from ignition.targets.cuda.works import Launches, Lowered, Work
+from ignition.targets.cuda.pieces import Cuts, cut
+from ignition.targets.cuda.places import KERNELS, find_places, gate_up, head_chains
+from ignition.targets.cuda.works import Cut, Launches, Lowered, Work
+
+_PIECE = "piece"
+"""Stands among what works read and cuts write, so that a cut is in a phase of its own."""
 
 
 def linear_weights(graph: Graph) -> set[str]:
@@ -47,18 +51,31 @@ def compute_dtype(graph: Graph, formats: Mapping[str, str]) -> Element:
     return "bf16" if not floats else floats.pop()
 
 
-def lower(graph: Graph, formats: Mapping[str, str], compute: Element, limits: Limits, architecture: str) -> Lowered:
+def lower(
+    graph: Graph,
+    formats: Mapping[str, str],
+    compute: Element,
+    limits: Limits,
+    architecture: str,
+    kernels: Collection[str] = KERNELS,
+) -> Lowered:
     """Lowers a captured graph for an architecture. `formats` maps each matrix's name to its format; those of linear layers are
-    `compute` or quantised.
+    `compute` or quantised. `kernels` are the ops that have kernels.
 
-    Raises InputError naming the op, weight or size that has no kernel.
+    Raises InputError naming the weight or size that has no kernel.
     """
-    return _Lowering(graph, formats, compute, limits, architecture).run()
+    return _Lowering(graph, formats, compute, limits, architecture, kernels).run()
 
 
 class _Lowering:
     def __init__(
-        self, graph: Graph, formats: Mapping[str, str], compute: Element, limits: Limits, architecture: str
+        self,
+        graph: Graph,
+        formats: Mapping[str, str],
+        compute: Element,
+        limits: Limits,
+        architecture: str,
+        kernels: Collection[str],
     ) -> None:
         self.graph = graph
         self.formats = formats
@@ -66,12 +83,14 @@ class _Lowering:
         self.limits = limits
         self.architecture = architecture
         self.patterns = Patterns(graph)
+        self.places = find_places(self.patterns, formats, kernels)
         self.operands = Operands(graph, self.patterns, formats, compute)
         self.works: list[Work] = []
         self.tables: set[str] = set()
-        self.absorbed: set[int] = set()  # id() of nodes that another node's work performs
-        self.queries: dict[int, Node] = {}  # id() of a kv_write -> the attention whose queries its work makes
-        self.kv_ranges, self.kv_page_bytes = lay_out_kv(graph, limits.page_tokens, BYTES[compute])
+        self.rounded: dict[int, Buffer] = {}  # by the number of the buffer that is rounded
+        here = {graph.root(write.inputs[0]).id for write in graph.nodes if id(write) in self.places.queries}
+        states = (state for state in graph.of_kind("state") if state.id in here)
+        self.kv_ranges, self.kv_page_bytes = lay_out_kv(states, limits.page_tokens, BYTES[compute])
         self.pages = -(-limits.max_context // limits.page_tokens)
 
     def run(self) -> Lowered:
@@ -86,16 +105,16 @@ class _Lowering:
             "add": self._add,
             "take_rows": self._take_rows,
         }
-        self._absorb()
+        cuts = cut(self.graph, self.places)
+        at = 0
         for node in self.graph.nodes:
-            if id(node) in self.absorbed:
+            if id(node) not in cuts.piece:
                 continue
-            if node.op not in handlers:
-                raise InputError(
-                    f"op {node.op}: the cuda target has no kernel for it here; it has {', '.join(sorted(handlers))}, and rope "
-                    "between a projection and attention; use --target cpu"
-                )
+            while at < cuts.piece[id(node)]:
+                at = self._cut(cuts, at)
             handlers[node.op](node)
+        while at < len(cuts.host):
+            at = self._cut(cuts, at)
         return Lowered(
             works=self.works,
             buffers=self.operands.buffers,
@@ -104,58 +123,12 @@ class _Lowering:
             tables=self.tables,
         )
 
-    # -- what can be fused -------------------------------------------------------------------------------------------
-
-    def _absorb(self) -> None:
-        """Marks the nodes whose work a later node's launches perform, so that they make none of their own."""
-        for node in self.graph.nodes:
-            if node.op == "kv_write":
-                self._absorb_heads(node)
-            elif node.op == "silu_mul":
-                self.absorbed.update(map(id, self._gate_up(node) or ()))
-            elif node.op == "add":
-                if (linear := self.patterns.residual_linear(node)) is not None:
-                    self.absorbed.add(id(linear))
-            elif node.op == "rms_norm" and (rows := self.patterns.row_selection(node)) is not None:
-                self.absorbed.add(id(rows))
-
-    def _absorb_heads(self, write: Node) -> None:
-        state = self.graph.root(write.inputs[0])
-        readers = [node for node in self.patterns.uses[state.id] if node.op == "attention"]
-        if len(readers) != 1:
-            raise InputError(
-                f"state {state.name}: {len(readers)} attention ops read it; the cuda target has kernels for one; "
-                "use --target cpu"
-            )
-        chains = self._chains(write, readers[0])
-        if chains is None:
-            raise InputError(
-                f"state {state.name}: on cuda queries, keys and values come from linear layers and are used once, queries and "
-                "keys behind the same norms and rope, values without, and queries before the store of keys and values; "
-                "use --target cpu"
-            )
-        self.queries[id(write)] = readers[0]
-        self.absorbed.update(id(node) for chain in chains for node in chain)
-
-    def _chains(self, write: Node, attention: Node) -> list[list[Node]] | None:
-        """The chains of queries, keys and values, if one `heads` launch can make all of them."""
-        found = [self.patterns.heads(value) for value in (attention.inputs[0], write.inputs[1], write.inputs[2])]
-        chains = [chain for chain in found if chain is not None]
-        if len(chains) < 3 or len(chains[2]) > 1:
-            return None
-        kinds = [
-            [(node.op, node.attrs, node.inputs[1:] if node.op == "rope" else ()) for node in c[1:]] for c in chains
-        ]
-        order = {id(node): place for place, node in enumerate(self.graph.nodes)}
-        early = all(order[id(node)] < order[id(write)] for node in chains[0])
-        return chains if kinds[0] == kinds[1] and early else None
-
-    def _gate_up(self, node: Node) -> tuple[Node, Node] | None:
-        pair = self.patterns.gate_up(node)
-        if pair is None:
-            return None
-        gate, up = (self.operands.weight_name(linear.inputs[1]) for linear in pair)
-        return pair if self.formats[gate] == self.formats[up] else None
+    def _cut(self, cuts: Cuts, at: int) -> int:
+        """Adds the cut behind piece `at`, and returns the next piece's number."""
+        gives = tuple(self.operands.get(value) for value in cuts.pieces[at].gives)
+        takes = tuple(self.operands.make(value) for value in cuts.pieces[at + 1].takes)
+        self._work("host", lambda tokens, rows: [], reads=gives, writes=[*takes, _PIECE], cut=Cut(gives, takes))
+        return at + 1
 
     def _joined(self, linears: Sequence[Node]) -> bool:
         """Whether linear layers can be one: of one input, format and kind of bias, with weights that nothing else uses."""
@@ -179,11 +152,12 @@ class _Lowering:
         reads: Sequence[Buffer | str] = (),
         writes: Sequence[Buffer | str],
         in_place: tuple[int, int] | None = None,
+        cut: Cut | None = None,
     ) -> None:
         def names(items: Sequence[Buffer | str]) -> frozenset[str]:
             return frozenset(item if isinstance(item, str) else f"%{item.id}" for item in items)
 
-        self.works.append(Work(label, launches, names(reads), names(writes), in_place))
+        self.works.append(Work(label, launches, names(reads) | {_PIECE}, names(writes), in_place, cut))
 
     def _embed(self, node: Node) -> None:
         table, out = self.operands.matrix(node.inputs[0]), self.operands.make(node.outputs[0])
@@ -226,10 +200,6 @@ class _Lowering:
 
     def _rms_norm(self, node: Node) -> None:
         label = self.operands.weight_name(node.inputs[1])
-        if len(self.graph.values[node.inputs[0]].shape) != 2:
-            raise InputError(
-                f"{label}: the cuda target norms heads only between a projection and attention; use --target cpu"
-            )
         selection = self.patterns.row_selection(node)
         source = self.operands.get(selection.inputs[0] if selection else node.inputs[0])
         weight, out = self.operands.vector(node.inputs[1]), self.operands.make(node.outputs[0], rounded=True)
@@ -273,9 +243,27 @@ class _Lowering:
             writes=[out],
         )
 
+    def _layer_input(self, linear: Node) -> Buffer:
+        """What a linear layer reads, in the compute dtype: a launch of its own rounds what is kept in f32, once for all
+        layers."""
+        source = self.operands.get(linear.inputs[0])
+        if source.element == self.compute:
+            return source
+        if source.id not in self.rounded:
+            out = self.rounded[source.id] = self.operands.buffer(source.count, source.width, self.compute)
+            self._work(
+                "round",
+                lambda tokens, rows: [
+                    round_launch(at(source), at(out), elements=out.width * count(out, tokens, rows), label="round")
+                ],
+                reads=[source],
+                writes=[out],
+            )
+        return self.rounded[source.id]
+
     def _product(self, linears: Sequence[Node], out: Buffer, residual: Buffer | None = None) -> None:
         """The product of one linear layer, or of several joined."""
-        source = self.operands.get(linears[0].inputs[0], self.compute)
+        source = self._layer_input(linears[0])
         matrix = self.operands.matrix(*(node.inputs[1] for node in linears))
         bias = self.operands.vector(*(node.inputs[2] for node in linears))
         launch = quantised_linear_launch if matrix.format in QUANTISED else linear_launch
@@ -302,8 +290,8 @@ class _Lowering:
         )
 
     def _kv_write(self, node: Node) -> None:
-        state, attention = self.graph.root(node.inputs[0]), self.queries[id(node)]
-        chains = self._chains(node, attention)
+        state, attention = self.graph.root(node.inputs[0]), self.places.queries[id(node)]
+        chains = head_chains(self.patterns, node, attention)
         assert chains is not None
         heads, head_dim = (int(dim) for dim in self.graph.values[attention.inputs[0]].shape[1:])
         kv_heads = int(state.shape[2])
@@ -350,7 +338,7 @@ class _Lowering:
         )
 
     def _attention(self, node: Node) -> None:
-        state, query = self.graph.root(node.inputs[1]), self.operands.get(node.inputs[0], self.compute)
+        state, query = self.graph.root(node.inputs[1]), self.operands.get(node.inputs[0])
         _, heads, head_dim = self.graph.values[node.inputs[0]].shape
         shape = PagedAttention(
             architecture=self.architecture,
@@ -388,7 +376,7 @@ class _Lowering:
         )
 
     def _silu_mul(self, node: Node) -> None:
-        pair = self._gate_up(node)
+        pair = gate_up(self.patterns, self.formats, node)
         if pair is None:
             gate, up = self.operands.get(node.inputs[0]), self.operands.get(node.inputs[1])
             out = self.operands.make(node.outputs[0], rounded=True)
@@ -407,7 +395,7 @@ class _Lowering:
                 writes=[out],
             )
             return
-        source = self.operands.get(pair[0].inputs[0], self.compute)
+        source = self._layer_input(pair[0])
         matrices = [self.operands.matrix(linear.inputs[1]) for linear in pair]
         biases = [self.operands.vector(linear.inputs[2]) for linear in pair]
         out, label = self.operands.make(node.outputs[0], rounded=True), self.operands.weight_name(pair[0].inputs[1])

@@ -13,6 +13,7 @@ from ignition.graph import Graph
 from ignition.patterns import Patterns, matrix_names
 from ignition.targets.cuda.kernels.matrix import Matrix
 from ignition.targets.cuda.launch import BYTES, Element, Pointer
+from ignition.targets.cuda.places import read_by_layers
 
 QUANTISED = frozenset({"q8", "q4", "fp8"})
 _ARRAYS: Mapping[str, tuple[Element, ...]] = {
@@ -83,8 +84,7 @@ class Operands:
         only linear layers read it; else f32."""
         root = self.graph.root(value)
         output = root.id in self.patterns.output_roots
-        readers = {use.op for use in self.patterns.uses.get(root.id, [])}
-        element = self.compute if rounded and readers == {"linear"} and not output else "f32"
+        element = self.compute if rounded and read_by_layers(self.patterns, root.id) else "f32"
         width = math.prod(int(dim) for dim in root.shape[1:])
         buffer = self.buffer(str(root.shape[0]), width, element, output=output)
         self.hold(value, buffer)
@@ -94,18 +94,12 @@ class Operands:
         """Says that a buffer holds a value."""
         self.made[self.graph.root(value).id] = buffer
 
-    def get(self, value: int | None, element: Element = "f32") -> Buffer:
-        """The buffer that holds `value`, which must be of `element`."""
+    def get(self, value: int | None) -> Buffer:
+        """The buffer that holds `value`."""
         root = self.graph.root(value)
         if root.id not in self.made:
             raise InputError(f"value %{root.id} is used before it is made; the recipe's step is not in order")
-        buffer = self.made[root.id]
-        if buffer.element != element:
-            raise InputError(
-                f"value %{root.id} is kept in {buffer.element} and a linear layer reads it in {element}; on cuda the input of "
-                "a linear layer comes from a norm, attention or a gated product that nothing else reads"
-            )
-        return buffer
+        return self.made[root.id]
 
     def weight_name(self, value: int | None) -> str:
         """The recipe's name of a weight."""

@@ -13,14 +13,24 @@ Launches = Callable[[int, int], list[Launch]]
 
 
 @dataclass(frozen=True, slots=True)
+class Cut:
+    """What goes to the host where it runs nodes, and what comes from there, as f32."""
+
+    gives: tuple[Buffer, ...]
+    takes: tuple[Buffer, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Work:
-    """Launches that follow each other, and what they read and write together, as `ignition.plan.Work` has it."""
+    """Launches that follow each other, and what they read and write together, as `ignition.plan.Work` has it; or a `cut`,
+    without launches."""
 
     label: str
     launches: Launches
     reads: frozenset[str]
     writes: frozenset[str]
     in_place: tuple[int, int] | None
+    cut: Cut | None = None
 
 
 @dataclass(frozen=True, slots=True)

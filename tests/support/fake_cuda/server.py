@@ -17,12 +17,12 @@ PATIENCE_S = 240
 
 
 class FakeDeviceServer:
-    """Serves a core that has a cuda target for sm_90a. `with` ends it."""
+    """Serves a core that has a cuda target for sm_90a, with these options besides. `with` ends it."""
 
-    def __init__(self, core: Path, library: Path) -> None:
+    def __init__(self, core: Path, library: Path, *options: str) -> None:
         graphs = core / "graphs" / "cuda-sm_90a.msgpack"
         launcher = [sys.executable, "-m", "tests.support.fake_cuda.launcher", library, KERNELS, graphs, "--"]
-        command = [*launcher, "serve", core, "--port", "0", "--kv-memory", "1MiB"]
+        command = [*launcher, "serve", core, "--port", "0", "--kv-memory", "1MiB", *options]
         self._process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
         assert self._process.stderr is not None
         said = []
@@ -33,19 +33,19 @@ class FakeDeviceServer:
                 return
         raise AssertionError("".join(said))
 
-    def post(self, path: str, body: Any) -> Any:
-        return self._request("POST", path, json.dumps(body))
+    def post(self, path: str, body: Any, *, status: int = 200) -> Any:
+        return self._request("POST", path, json.dumps(body), status)
 
     def get(self, path: str) -> Any:
         return self._request("GET", path)
 
-    def _request(self, method: str, path: str, body: str | None = None) -> Any:
+    def _request(self, method: str, path: str, body: str | None = None, status: int = 200) -> Any:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_S)
         try:
             connection.request(method, path, body, {"Content-Type": "application/json"})
             response = connection.getresponse()
             answer = json.loads(response.read())
-            assert response.status == 200, answer
+            assert response.status == status, answer
             return answer
         finally:
             connection.close()

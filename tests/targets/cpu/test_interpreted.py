@@ -366,3 +366,17 @@ def test_a_node_is_interpreted_or_has_a_kernel_not_both(core: Path, tmp_path: Pa
             check_graph(opened.graph(), opened.manifest.cpu.segments, kernels, "graph step")
         with pytest.raises(CoreError):
             open_replay(opened, threads=1, kv_pages=20).close()
+
+
+def test_a_piece_of_a_device_is_none_of_a_cpu_target(core: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(core, tmp_path / "core"))
+
+    def piece(node: dict[str, Any]) -> None:
+        node.update(kernel="device")
+        node["op"].update(name="device", attrs={"piece": 0})
+
+    forge(copy, "graphs/step.msgpack", graph(lambda content: piece(first_op(content))))
+    with pytest.raises(
+        CoreError, match=r"^node \d+: a piece for a device in a graph of the processor; export the core again$"
+    ):
+        open_replay(open_core(copy), threads=1, kv_pages=20).close()

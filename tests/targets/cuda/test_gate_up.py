@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from flare.errors import InputError
-from ignition.targets.cuda.kernels.elementwise import BLOCK, add_launch, silu_mul_launch
+from ignition.targets.cuda.kernels.elementwise import BLOCK, add_launch, round_launch, silu_mul_launch
 from ignition.targets.cuda.kernels.gate_up import gate_up_launch
 from ignition.targets.cuda.kernels.matrix import Format, Matrix
 from ignition.targets.cuda.kernels.quantised_linear import QUANTISED
@@ -17,6 +17,7 @@ from ignition.targets.cuda.launch import Element, Launch, Pointer
 from tests.targets.cuda.operands import (
     FLOATS,
     FORMATS,
+    TYPES,
     bits,
     empty,
     guards,
@@ -163,6 +164,20 @@ def test_add_in_place() -> None:
     assert bits(a) == wanted and guards(a) == before
 
 
+@pytest.mark.parametrize("element", ["bf16", "f16"])
+def test_values_are_rounded_as_torch_rounds_them(element: Element) -> None:
+    """Ties to even, past the largest to infinity, NaN stays NaN."""
+    x = normal(BLOCK + 3, seed=1)
+    x[:8] = torch.tensor([1 + 2**-8, 1 + 3 * 2**-8, 1 + 2**-11, 1e39, -65520.0, 1e-40, -0.0, float("inf")])
+    out = empty(BLOCK + 3, element=element)
+    before = guards(out)
+    run_within(round_launch(pointer(x), pointer(out), elements=BLOCK + 3, label="round"))
+    assert bits(out) == bits(x.to(TYPES[element])) and guards(out) == before
+    x[0] = float("nan")
+    run_within(round_launch(pointer(x), pointer(out), elements=1, label="round"))
+    assert out[0].isnan()
+
+
 F32, BF16, F16, I32, I8 = (Pointer(element, None) for element in ("f32", "bf16", "f16", "i32", "i8"))
 
 
@@ -197,3 +212,5 @@ def test_what_the_elementwise_kernels_do_not_take_is_named() -> None:
         assert str(raised.value) == message
     with pytest.raises(InputError, match="kernel add: b is bf16, must be f32"):
         add_launch(F32, BF16, F32, elements=1, label="")
+    with pytest.raises(InputError, match="kernel rounded: out is f32, must be bf16 or f16"):
+        round_launch(F32, F32, elements=1, label="")

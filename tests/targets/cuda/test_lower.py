@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,12 +21,15 @@ from ignition.oracle import deviation
 from ignition.patterns import matrix_names
 from ignition.targets.cpu.export import CpuExport
 from ignition.targets.cpu.lower import lower as lower_for_cpu
+from ignition.targets.cuda.export import CudaExport
 from ignition.targets.cuda.graphs import bucket_sizes
 from ignition.targets.cuda.lower import compute_dtype, lower
-from recipes import KvSpec, Recipe, StepIO, WeightSpec
+from ignition.weights import VECTOR
+from recipes import StepIO
 from tests.support.checkpoints import CONFIGURATIONS, VOCABULARY, make_checkpoint
 from tests.support.cuda_exports import LIMITS, Exported, export_cuda
 from tests.support.cuda_segments import Segments
+from tests.support.odd_graphs import odd_graph
 
 ONE_LAYER = {"num_hidden_layers": 1}
 SETTINGS = {"mistral": ONE_LAYER | {"sliding_window": 2}, "smollm3": {"num_hidden_layers": 2, "no_rope_layers": [1, 0]}}
@@ -263,87 +267,19 @@ def test_every_architecture_has_launches_of_every_format(architecture: Architect
 GRAPHS: dict[str, object] = {}
 
 
+def test_a_matrix_that_the_cpu_target_keeps_plain_is_f32(llama: Exported) -> None:
+    """Where it has no kernel for an op that reads it, and both targets are exported."""
+    table = "model.embed_tokens.weight"
+    plain = llama.storage | {table: replace(llama.storage[table], format=VECTOR)}
+    made = CudaExport(llama.graph, plain, LIMITS, VOCABULARY, ["sm_90a"])
+    assert (made.compute, made.host, made.weights.storage[table].format) == ("f32", None, "f32")
+
+
 def test_an_architecture_without_fp8_is_refused() -> None:
     graph = GRAPHS.setdefault("llama", dense_graph())
     lowered = lower(graph, {name: "fp8" for name in matrix_names(graph)}, "bf16", LIMITS, "sm_86")
     with pytest.raises(InputError, match="fp8"):
         lowered.works[0].launches(1, 1)
-
-
-SHAPES = {"table": ((384, 64), "embedding"), "square": ((64, 64), "linear"), "freq": ((16,), "vector")}
-SHAPES |= {"norm": ((64,), "vector"), "head": ((32,), "vector")}
-
-
-def odd_graph(change, names: str, *, states: bool = False):
-    """The graph of a step that uses the weights `names`, and makes what `change` says of the tokens' embeddings."""
-
-    def made(model: object, weights: dict[str, Tensor], io: StepIO) -> Tensor:
-        x = change(ops.embed(weights["table"], io.tokens), weights, io)
-        return ops.linear(ops.rms_norm(ops.take_rows(x, io.rows), weights["norm"], 1e-5), weights["table"])
-
-    specs = {name: WeightSpec(*SHAPES[name], (name,)) for name in ("table", "norm", *names.split())}
-    kv = {"kv": KvSpec(2, 32)} if states else {}
-
-    class Model:
-        vocabulary, max_context = 384, 64
-
-    recipe = Recipe("odd", ("odd",), lambda c: Model, lambda m: specs, lambda m: kv, made, lambda m, t: False)
-    return capture(recipe, Model)
-
-
-def attend(q, k, v, io: StepIO) -> Tensor:
-    ops.kv_write(io.state["kv"], k, v, io.positions, io.slots, io.page_table)
-    return ops.attention(q, io.state["kv"], io.positions, io.slots, io.page_table, 0.2, 0)
-
-
-def late_queries(x: Tensor, square: Tensor, io: StepIO) -> Tensor:
-    """Attention whose queries are made behind the store of its keys and values."""
-    k, v = (ops.linear(x, square).view(-1, 2, 32) for _ in range(2))
-    ops.kv_write(io.state["kv"], k, v, io.positions, io.slots, io.page_table)
-    q = ops.linear(x, square).view(-1, 2, 32)
-    return ops.attention(q, io.state["kv"], io.positions, io.slots, io.page_table, 0.2, 0)
-
-
-@pytest.mark.parametrize(
-    ("change", "names", "states", "said"),
-    [
-        (
-            lambda x, w, io: ops.rms_norm(x.view(-1, 2, 32), w["head"], 1e-5).view(-1, 64),
-            "head",
-            False,
-            "head: the cuda target norms heads only between a projection and attention",
-        ),
-        (
-            lambda x, w, io: ops.rope(x.view(-1, 2, 32), *ops.rope_angles(io.positions, w["freq"], 1.0)).view(-1, 64),
-            "freq",
-            False,
-            "op rope: the cuda target has no kernel for it here",
-        ),
-        (
-            lambda x, w, io: ops.linear(x, w["square"]),
-            "square",
-            False,
-            "value %8 is kept in f32 and a linear layer reads it in bf16",
-        ),
-        (
-            lambda x, w, io: attend(*[x.view(-1, 2, 32)] * 3, io),
-            "",
-            True,
-            "state kv: on cuda queries, keys and values come from linear layers and are used once",
-        ),
-        (
-            lambda x, w, io: late_queries(ops.rms_norm(x, w["norm"], 1e-5), w["square"], io),
-            "square",
-            True,
-            "state kv: on cuda queries, keys and values come from linear layers and are used once",
-        ),
-    ],
-)
-def test_what_no_kernel_does_is_refused_by_name(change, names: str, states: bool, said: str) -> None:
-    graph = odd_graph(change, names, states=states)
-    with pytest.raises(InputError) as caught:
-        lower(graph, {name: "bf16" for name in matrix_names(graph)}, "bf16", LIMITS, "sm_80")
-    assert str(caught.value).startswith(said) and "\n" not in str(caught.value)
 
 
 def test_ops_that_nothing_takes_in_have_launches_of_their_own() -> None:

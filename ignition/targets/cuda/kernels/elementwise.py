@@ -53,6 +53,22 @@ def add_launch(a: Pointer, b: Pointer, out: Pointer, *, elements: int, label: st
     return _elementwise("add", {"a": a, "b": b, "out": out}, elements, label)
 
 
+@triton.jit
+def rounded(x, out, elements, BLOCK: tl.constexpr, PROGRAMMATIC: tl.constexpr = False):
+    """x -> out, `elements` each, rounded to nearest."""
+    begin(PROGRAMMATIC)
+    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = place < elements
+    tl.store(out + place, tl.load(x + place, mask=inside).to(out.dtype.element_ty), mask=inside)
+
+
+def round_launch(x: Pointer, out: Pointer, *, elements: int, label: str) -> Launch:
+    """x -> out, of `elements` f32, and as many bf16 or f16: the nearest, of two that are equally near the even one."""
+    require_element("rounded", "x", x, ("f32",))
+    require_element("rounded", "out", out, ("bf16", "f16"))
+    return _elementwise("rounded", {"x": x, "out": out}, elements, label)
+
+
 def _elementwise(kernel: str, pointers: dict[str, Pointer], elements: int, label: str) -> Launch:
     require_size(kernel, "the number of elements", elements)
     return Launch(

@@ -1,0 +1,121 @@
+"""Whether the host's part of a cuda step and the device's pieces fit together, found without a device.
+
+What goes between them is copied by the numbers of both files: how many values, of how many bytes, in which order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+from flare.core.cuda_graph import Bucket, CudaGraphs, HostRows, Pointer
+from flare.core.graph import DEVICE, Argument, Graph, Node, Tensor
+from flare.core.manifest import Limits, Manifest
+from flare.errors import CoreError
+
+_Known = tuple[tuple[str, int, int, str], ...]
+
+
+def cut_begins(bucket: Bucket) -> list[int]:
+    """For each node of a bucket, the first one of its piece."""
+    edges = [0, *(cut.at for cut in bucket.host), len(bucket.nodes)]
+    return [begin for begin, end in zip(edges, edges[1:], strict=False) for _ in range(begin, end)]
+
+
+def check_cuts(
+    buckets: Sequence[Bucket], host: bool, logits: Pointer, outside: Callable[[Pointer], str | None], where: str
+) -> None:
+    """Checks the cuts of a step's buckets: there are some where the target has a `host` part, they ascend, are the same in
+    every bucket, and what goes through them is in the arena or the `logits`.
+
+    `outside` says what is wrong with where a pointer leads. Raises CoreError naming bucket, cut, value and what it may be.
+    """
+    first: list[_Known] | None = None
+    for index, bucket in enumerate(buckets):
+        at = f"{where}: step[{index}]"
+        if bool(bucket.host) != host:
+            has, wanted = ("a", "cuts") if host else ("no", "none")
+            _refuse(
+                at, f"it has {len(bucket.host)} cuts for the host, wanted {wanted}: the manifest has {has} host part"
+            )
+        ends = [cut.at for cut in bucket.host]
+        if ends != sorted(set(ends)) or (ends and not 1 <= ends[0] <= ends[-1] <= len(bucket.nodes)):
+            _refuse(at, f"its cuts are at {ends[:20]}, wanted ascending ones from 1 to {len(bucket.nodes)}")
+        known: list[_Known] = []
+        for number, cut in enumerate(bucket.host):
+            for name, values in (("gives", cut.gives), ("takes", cut.takes)):
+                for place, rows in enumerate(values):
+                    problem = _wrong_rows(rows, bucket, logits) or outside(rows.buffer)
+                    if problem is not None:
+                        _refuse(f"{at} cut {number}", f"{name}[{place}]: {problem}")
+                known.append(tuple((r.buffer.segment, r.buffer.offset, r.row_bytes, r.count) for r in values))
+        first = known if first is None else first
+        if known != first:
+            _refuse(at, f"its {len(bucket.host)} cuts are not those of step[0], which has {len(first) // 2}")
+
+
+def _wrong_rows(rows: HostRows, bucket: Bucket, logits: Pointer) -> str | None:
+    buffer, unit = rows.buffer, bucket.tokens if rows.count == "T" else bucket.rows
+    if rows.row_bytes < 4 or rows.row_bytes % 4:
+        return f"rows of {rows.row_bytes} bytes, wanted a multiple of 4"
+    if buffer.bytes != rows.row_bytes * unit:
+        return f"a buffer of {buffer.bytes} bytes, wanted {unit} rows of {rows.row_bytes}"
+    is_logits = (buffer.segment, buffer.offset) == ("io", logits.offset) and buffer.bytes <= logits.bytes
+    if buffer.segment != "arena" and not is_logits:
+        return f"byte {buffer.offset} of segment {buffer.segment}, wanted the arena or the logits"
+    return None
+
+
+def check_host_graph(graph: Graph, graphs: CudaGraphs, manifest: Manifest, where: str) -> None:
+    """Checks the host part's graph against the cuts of the checked graphs of the file `where`: a node for each piece, in order,
+    whose tensors are what the cuts take and give.
+
+    Raises CoreError naming the host part's file, the node, the value and what it may be.
+    """
+    target = manifest.cuda
+    assert target is not None and target.host is not None
+    file, cuts = target.host.program.graphs["step"], graphs.step[0].host
+    nodes = [(index, node) for index, node in enumerate(graph.nodes) if node.kernel == DEVICE]
+    if len(nodes) != len(cuts) + 1:
+        _refuse(file, f"it has {len(nodes)} pieces for a device, {where} has {len(cuts) + 1}")
+    for piece, (index, node) in enumerate(nodes):
+        takes = cuts[piece - 1].takes if piece else []
+        gives = cuts[piece].gives if piece < len(cuts) else []
+        problem = _wrong_piece(node, piece, takes, gives, manifest.limits)
+        if problem is not None:
+            _refuse(f"{file}: node {index} ({node.label[:60]!r})", f"{problem}, by {where}")
+
+
+def _wrong_piece(
+    node: Node, piece: int, takes: Sequence[HostRows], gives: Sequence[HostRows], limits: Limits
+) -> str | None:
+    op = node.op
+    if op is None or op.attrs != {"piece": piece}:
+        return f"it is piece {None if op is None else op.attrs!r}, wanted {piece}"
+    if len(op.inputs) != len(takes) or len(op.outputs) != len(gives):
+        found = f"{len(op.inputs)} inputs and {len(op.outputs)} outputs"
+        return f"it has {found}, wanted {len(takes)} and {len(gives)}"
+    if len(node.args) != len(takes) + len(gives):
+        return f"it has {len(node.args)} arguments, wanted {len(takes) + len(gives)}"
+    pairs = zip([*op.inputs, *op.outputs], [*takes, *gives], node.args, strict=True)
+    for number, (tensor, rows, arg) in enumerate(pairs):
+        if (problem := _wrong_tensor(tensor, rows, arg, limits)) is not None:
+            return f"argument {number}: {problem}"
+    return None
+
+
+def _wrong_tensor(tensor: Tensor | None, rows: HostRows, arg: Argument, limits: Limits) -> str | None:
+    shape = [] if tensor is None or tensor.input else tensor.shape
+    count, *widths = shape or [None]
+    numbers = all(isinstance(width, int) and width > 0 for width in widths)
+    if count != rows.count or not numbers or 4 * math.prod(int(width) for width in widths) != rows.row_bytes:
+        return f"a tensor of {shape[:8]}, wanted {rows.row_bytes} bytes for each of {rows.count}"
+    needed = rows.row_bytes * (limits.max_step_tokens if rows.count == "T" else limits.max_rows)
+    if arg.segment != "arena" or arg.bytes < needed:
+        return f"{arg.bytes} bytes of segment {arg.segment}, wanted {needed} of arena"
+    return None
+
+
+def _refuse(where: str, what: str) -> NoReturn:
+    raise CoreError(f"{where}: {what}; export the core again")

@@ -1,0 +1,237 @@
+"""Which nodes of a step go apart, why, and what goes between the host and the device's pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from functools import cache
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flare.core.graph import DEVICE, Op
+from ignition.graph import Graph, Node
+from ignition.patterns import Patterns, matrix_names
+from ignition.plan import assign_phases
+from ignition.targets.cpu.lower import lower as lower_for_cpu
+from ignition.targets.cuda.lower import lower
+from ignition.targets.cuda.pieces import Cuts, cut, host_graph, ops, reasons
+from ignition.targets.cuda.places import KERNELS, Places, find_places
+from tests.support.cuda_exports import LIMITS
+from tests.support.odd_graphs import (
+    Change,
+    heads_of_their_own,
+    late_queries,
+    odd_graph,
+    straight,
+    turned,
+    two_readers,
+    unprojected,
+)
+from tests.test_plan import dense_graph
+
+BETWEEN = "has a kernel on the cuda target only between a projection and attention"
+NONE = "has no kernel on the cuda target"
+ONE = "has kernels on the cuda target only for a state that one store and one attention use"
+HEADS = (
+    "has kernels on the cuda target only where each of queries, keys and values is of a linear layer, queries and keys behind "
+    "the same norms and rope, and all are made before the store and used once"
+)
+
+
+def places_of(graph: Graph, kernels: Collection[str] = KERNELS) -> tuple[Places, Cuts]:
+    formats = {name: "f32" for name in matrix_names(graph)}
+    places = find_places(Patterns(graph), formats, kernels)
+    return places, cut(graph, places)
+
+
+@pytest.mark.parametrize(
+    ("change", "names", "states", "said"),
+    [
+        (heads_of_their_own, "head", False, [f"op rms_norm (1 node, at head) {BETWEEN}"]),
+        (turned, "freq", False, [f"op rope (1 node, behind freq) {BETWEEN}"]),
+        (straight, "square", False, []),
+        (
+            unprojected,
+            "",
+            True,
+            [f"op kv_write (1 node, at kv) {HEADS}", f"op attention (1 node, at kv) {HEADS}"],
+        ),
+        (
+            late_queries,
+            "square",
+            True,
+            [f"op kv_write (1 node, at kv) {HEADS}", f"op attention (1 node, at kv) {HEADS}"],
+        ),
+        (
+            two_readers,
+            "square",
+            True,
+            [f"op kv_write (1 node, at kv) {ONE}", f"op attention (2 nodes, the first at kv) {ONE}"],
+        ),
+    ],
+)
+def test_places_without_a_kernel(change: Change, names: str, states: bool, said: list[str]) -> None:
+    graph = odd_graph(change, names, states=states)
+    places, cuts = places_of(graph)
+    assert reasons(graph, cuts, places) == said
+
+
+@cache
+def dense(layers: int = 2, *, tied: bool = False) -> Graph:
+    return dense_graph(num_hidden_layers=layers, tie_word_embeddings=tied)
+
+
+HEADS_HERE = {"rope": 4, "kv_write": 2, "attention": 2}
+
+
+@pytest.mark.parametrize(
+    ("missing", "found", "cuts"),
+    [
+        ({"silu_mul"}, {"silu_mul": 2}, 2),
+        ({"rms_norm"}, {"rms_norm": 5}, 5),
+        ({"add"}, {"add": 4}, 4),
+        ({"embed"}, {"embed": 1}, 1),
+        ({"take_rows"}, {"take_rows": 1}, 1),
+        ({"rope_angles"}, {"rope_angles": 1}, 1),
+        ({"linear"}, {"linear": 15, **HEADS_HERE}, 7),
+        ({"rope"}, HEADS_HERE, 2),
+        ({"kv_write"}, HEADS_HERE, 2),
+        ({"attention"}, HEADS_HERE, 2),
+        (set(KERNELS), {"embed": 1, "rope_angles": 1, "rms_norm": 5, "linear": 15, **HEADS_HERE,
+                        "add": 4, "silu_mul": 2, "take_rows": 1}, 1),
+    ],
+)  # fmt: skip
+def test_what_goes_apart_without_a_kernel(missing: set[str], found: dict[str, int], cuts: int) -> None:
+    """A state and the ropes that its heads need go together; nothing else follows."""
+    places, made = places_of(dense(), KERNELS - missing)
+    assert ops(made) == found and len(made.host) == cuts
+    causes = {line.partition(")")[2].strip() for line in reasons(dense(), made, places)}
+    assert NONE in causes and causes <= {NONE, BETWEEN, ONE, HEADS}
+
+
+def test_an_op_that_nobody_knows_goes_apart_too() -> None:
+    graph = dense()
+    strange = Graph(
+        graph.values,
+        tuple(
+            Node("strange", n.inputs, n.outputs, n.attrs, n.mutates) if n.op == "silu_mul" else n for n in graph.nodes
+        ),
+        graph.inputs,
+        graph.outputs,
+    )
+    places, cuts = places_of(strange)
+    assert ops(cuts) == {"strange": 2} and reasons(strange, cuts, places)[0].startswith(
+        "op strange (2 nodes, the first"
+    )
+
+
+def test_without_anything_apart_there_is_one_piece() -> None:
+    places, cuts = places_of(dense())
+    assert not places.apart and len(cuts.pieces) == 1 and cuts.host == ()
+    assert cuts.pieces[0].takes == cuts.pieces[0].gives == ()
+
+
+@settings(max_examples=60)
+@given(
+    missing=st.sets(st.sampled_from(sorted(KERNELS)), min_size=1),
+    tied=st.booleans(),
+)
+def test_every_value_is_where_it_is_read(missing: set[str], tied: bool) -> None:
+    """The pieces and the host's nodes run in their order, each on the values of its side."""
+    graph = dense(tied=tied)
+    places, cuts = places_of(graph, KERNELS - missing)
+    hosted: set[int] = set()
+    on_device: set[int] = set()
+
+    def roots(values: Collection[int | None]) -> set[int]:
+        found = [graph.root(value) for value in values if value is not None]
+        return {root.id for root in found if root.kind == "temp"}
+
+    state_sides: dict[str, set[bool]] = {}
+    at = 0
+    performed = {
+        id(node): [other for other in graph.nodes if places.absorbed.get(id(other)) is node] for node in graph.nodes
+    }
+    queries = {id(read): write for write in graph.nodes if (read := places.queries.get(id(write))) is not None}
+    on_device |= set(cuts.pieces[0].takes)
+    for node in graph.nodes:
+        apart = id(node) in places.apart
+        for value in node.inputs:
+            if value is not None and graph.root(value).kind == "state":
+                state_sides.setdefault(graph.root(value).name, set()).add(apart)
+        if apart:
+            while not any(node is other for other in cuts.host[at]):
+                at += 1
+                on_device |= set(cuts.pieces[at].takes)
+            gone = set().union(*(piece.gives for piece in cuts.pieces[: at + 1]))
+            assert roots(node.inputs) <= hosted | (gone & on_device)
+            hosted |= roots(node.outputs)
+        elif id(node) not in places.absorbed:
+            while at < cuts.piece[id(node)]:
+                at += 1
+                assert set(cuts.pieces[at].takes) <= hosted
+                on_device |= set(cuts.pieces[at].takes)
+            inside = set().union(*(roots(other.outputs) for other in performed[id(node)]), roots(node.outputs))
+            if id(node) in queries:
+                inside |= roots(node.inputs)
+            needed = roots(node.inputs).union(*(roots(other.inputs) for other in performed[id(node)])) - inside
+            assert needed <= on_device
+            on_device |= roots(node.outputs)
+    on_device |= set(cuts.pieces[-1].takes)
+    assert roots(graph.outputs) <= on_device and all(len(sides) == 1 for sides in state_sides.values())
+    assert not cuts.pieces[0].takes and not cuts.pieces[-1].gives
+    taken = [value for piece in cuts.pieces for value in piece.takes]
+    given = [value for piece in cuts.pieces for value in piece.gives]
+    assert len(set(taken)) == len(taken) and len(set(given)) == len(given) and not set(taken) & set(given)
+
+
+def test_the_hosts_graph_has_the_pieces_in_their_order() -> None:
+    """They follow each other, whatever the host does between; only what the host needs is in it."""
+    graph = dense()
+    _, cuts = places_of(graph, KERNELS - {"silu_mul"})
+    made = host_graph(graph, cuts)
+    assert [node.op for node in made.nodes] == [DEVICE, "silu_mul", DEVICE, "silu_mul", DEVICE]
+    assert [node.attrs for node in made.nodes[::2]] == [{"piece": 0}, {"piece": 1}, {"piece": 2}]
+    assert not list(made.of_kind("weight")) and not list(made.of_kind("state"))
+    lowered = lower_for_cpu(made, {}, "f32", LIMITS)
+    assert [call.kernel for call in lowered.calls] == [DEVICE, "SiluMul<96>", DEVICE, "SiluMul<96>", DEVICE]
+    assert assign_phases(lowered.calls) == [0, 1, 2, 3, 4] and lowered.kv_page_bytes == 64
+    op = lowered.calls[2].op
+    assert isinstance(op, Op) and [tensor.shape for tensor in (*op.inputs, *op.outputs)] == [["T", 96]] * 3
+    assert lowered.interpreted == {} and lowered.kernels == ["SiluMul<96>"]
+
+
+def test_a_host_that_needs_nothing_of_the_device_runs_beside_it() -> None:
+    graph = dense(1)
+    _, cuts = places_of(graph, KERNELS - {"rope_angles"})
+    lowered = lower_for_cpu(host_graph(graph, cuts), {}, "f32", LIMITS)
+    assert [call.kernel.partition("<")[0] for call in lowered.calls] == [DEVICE, "RopeAngles", DEVICE]
+    assert assign_phases(lowered.calls) == [0, 0, 1]
+
+
+def test_works_of_different_pieces_share_no_phase_and_pages_hold_the_devices_states() -> None:
+    graph = dense()
+    formats = {name: "f32" for name in matrix_names(graph)}
+    whole = lower(graph, formats, "f32", LIMITS, "sm_90a")
+    lowered = lower(graph, formats, "f32", LIMITS, "sm_90a", KERNELS - {"kv_write", "rope_angles"})
+    assert not any(work.cut for work in whole.works) and (whole.kv_page_bytes, lowered.kv_page_bytes) == (8192, 64)
+    phases = assign_phases(lowered.works)
+    alone = [phase for work, phase in zip(lowered.works, phases, strict=True) if work.cut is not None]
+    assert len(alone) == 3 and all(phases.count(phase) == 1 for phase in alone)
+
+
+def test_what_layers_read_is_rounded_once_by_a_launch_where_it_is_kept_in_f32() -> None:
+    """The norm that the host makes is read by three layers; results of norms on the device are rounded as they are made."""
+    graph = dense(1)
+    formats = {name: "bf16" for name in matrix_names(graph)}
+
+    def kernels(missing: set[str]) -> list[str]:
+        lowered = lower(graph, formats, "bf16", LIMITS, "sm_90a", KERNELS - missing)
+        return [launch.kernel.partition(".")[2] for work in lowered.works for launch in work.launches(1, 1)]
+
+    assert kernels(set()).count("rounded") == 0
+    assert kernels({"rms_norm"}) == [
+        *("embed", "rope_angles", "rounded", "linear", "heads", "attention_split", "attention_combine", "linear"),
+        *("rounded", "gate_up", "linear", "take_rows", "rounded", "linear"),
+    ]
