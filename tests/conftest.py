@@ -7,7 +7,7 @@ import importlib.util
 import os
 import shutil
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import hypothesis
@@ -50,7 +50,18 @@ def once(tmp_path_factory: pytest.TempPathFactory, name: str, make: Callable[[Pa
 
 
 @pytest.fixture(scope="session")
-def smollm2_core(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def kept_libraries(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Exports in the test processes share the cpu libraries that they compile; those in processes of their own do not."""
+    import ignition.targets.cpu.export as cpu_export
+    from tests.support.kept_libraries import kept_in
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cpu_export, "compile_libraries", kept_in(once(tmp_path_factory, "libraries", Path.mkdir)))
+        yield
+
+
+@pytest.fixture(scope="session")
+def smollm2_core(tmp_path_factory: pytest.TempPathFactory, kept_libraries: None) -> Path:
     """A core of SmolLM2 with its weights as shipped (q4), exported once a session. Read only."""
     from ignition.export import export_core
     from ignition.options import Options
@@ -59,7 +70,7 @@ def smollm2_core(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def tiny_core(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tiny_core(tmp_path_factory: pytest.TempPathFactory, kept_libraries: None) -> Path:
     """A core of a small random Llama checkpoint with a byte-level tokenizer, exported once a session. Read only."""
     from ignition.export import export_core
     from ignition.options import Options
