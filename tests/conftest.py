@@ -50,18 +50,21 @@ def once(tmp_path_factory: pytest.TempPathFactory, name: str, make: Callable[[Pa
 
 
 @pytest.fixture(scope="session")
-def kept_libraries(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Exports in the test processes share the cpu libraries that they compile; those in processes of their own do not."""
+def kept_compiles(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Exports in the test processes share what they compile; those in processes of their own compile all of it."""
     import ignition.targets.cpu.export as cpu_export
-    from tests.support.kept_libraries import kept_in
+    import ignition.targets.cuda.export as cuda_export
+    from tests.support.kept_compiles import Kept
 
+    kept = Kept(once(tmp_path_factory, "compiled", Path.mkdir))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cpu_export, "compile_libraries", kept_in(once(tmp_path_factory, "libraries", Path.mkdir)))
+        patch.setattr(cpu_export, "compile_libraries", kept.libraries)
+        patch.setattr(cuda_export, "compile_launches", kept.launches)
         yield
 
 
 @pytest.fixture(scope="session")
-def smollm2_core(tmp_path_factory: pytest.TempPathFactory, kept_libraries: None) -> Path:
+def smollm2_core(tmp_path_factory: pytest.TempPathFactory, kept_compiles: None) -> Path:
     """A core of SmolLM2 with its weights as shipped (q4), exported once a session. Read only."""
     from ignition.export import export_core
     from ignition.options import Options
@@ -70,7 +73,7 @@ def smollm2_core(tmp_path_factory: pytest.TempPathFactory, kept_libraries: None)
 
 
 @pytest.fixture(scope="session")
-def tiny_core(tmp_path_factory: pytest.TempPathFactory, kept_libraries: None) -> Path:
+def tiny_core(tmp_path_factory: pytest.TempPathFactory, kept_compiles: None) -> Path:
     """A core of a small random Llama checkpoint with a byte-level tokenizer, exported once a session. Read only."""
     from ignition.export import export_core
     from ignition.options import Options

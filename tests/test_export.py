@@ -29,7 +29,7 @@ from tests.support.checkpoints import make_checkpoint
 
 BEST = runnable_isas(ISAS)[0]
 FAST = Options(isas=(BEST,), slots=2, max_step_tokens=16)
-pytestmark = pytest.mark.usefixtures("kept_libraries")
+pytestmark = pytest.mark.usefixtures("kept_compiles")
 
 
 @pytest.fixture(scope="module")

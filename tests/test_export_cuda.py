@@ -23,9 +23,9 @@ from ignition.export import export_core
 from ignition.inspect import describe, size
 from ignition.options import ARCHITECTURES, ISAS, Options
 from ignition.report import Report
-from ignition.targets.cuda.compile import Compiled, compile_launches
+from ignition.targets.cuda.compile import Compiled
 from ignition.validate import validate_core
-from tests.support.checkpoints import make_checkpoint
+from tests.support.checkpoints import TINY_CUDA, make_checkpoint
 from tests.support.fake_cuda.server import FakeDeviceServer
 
 SMALL = Options(targets=("cuda:sm_90a",), slots=2, max_step_tokens=66, max_context=64)
@@ -34,7 +34,7 @@ SMALL = Options(targets=("cuda:sm_90a",), slots=2, max_step_tokens=66, max_conte
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("checkpoint") / "tiny"
-    return make_checkpoint(folder, "llama_biases", dtype="bfloat16", num_hidden_layers=1)
+    return make_checkpoint(folder, **TINY_CUDA)
 
 
 @pytest.fixture(scope="module")
@@ -44,8 +44,11 @@ def compiled() -> dict[str, Compiled]:
 
 
 @pytest.fixture(scope="module")
-def exported(checkpoint: Path, compiled: dict[str, Compiled], tmp_path_factory: pytest.TempPathFactory) -> Report:
+def exported(
+    checkpoint: Path, compiled: dict[str, Compiled], tmp_path_factory: pytest.TempPathFactory, kept_compiles: None
+) -> Report:
     """A core compiled for sm_90a. Read only."""
+    compile_launches = cuda_export.compile_launches
 
     def compile_and_keep(*arguments: object) -> Compiled:
         compiled["first"] = compile_launches(*arguments)
@@ -71,9 +74,9 @@ def test_the_manifest_says_what_it_was_made_for(exported: Report) -> None:
     assert target.compute_dtype == target.weights.kv_format == "bf16"
     assert target.compiler.keys() == {"triton", "ptxas"}
     assert target.segments.kv_page_bytes == 2 * 2 * 16 * 16 * 2  # K and V, heads, page tokens, head size, bytes
-    stored = 2 * 384 * 64 * 2 + 4 * 64 * 64 * 2 - 2 * 64 * 32 * 2 + 3 * 96 * 64 * 2  # both tables, attention, MLP
+    stored = 2 * 384 * 32 * 2 + 2 * (64 + 32) * 32 * 2 + 3 * 32 * 32 * 2  # both tables, attention, MLP
     assert target.weights.formats["bf16"] == stored
-    assert target.weights.decode_weight_bytes == sum(target.weights.formats.values()) - 383 * 64 * 2
+    assert target.weights.decode_weight_bytes == sum(target.weights.formats.values()) - 383 * 32 * 2
     oracle = read_oracle(core)
     assert manifest.oracle.isas == [] and manifest.oracle.mean_kl is None
     assert all(prompt.compiled == {} and prompt.reference.ids for prompt in oracle.prompts)

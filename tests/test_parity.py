@@ -20,7 +20,7 @@ from tests.support.checkpoints import CONFIGURATIONS, VOCABULARY, make_checkpoin
 from tests.support.replaying import Sequences, scattered_pages
 
 BEST = runnable_isas(ISAS)[0]
-pytestmark = pytest.mark.usefixtures("kept_libraries")
+pytestmark = pytest.mark.usefixtures("kept_compiles")
 TOKENS = 150  # beyond the tiny models' sliding window (24) and original rope lengths (64)
 
 
