@@ -65,11 +65,13 @@ def kept_compiles(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def smollm2_core(tmp_path_factory: pytest.TempPathFactory, kept_compiles: None) -> Path:
-    """A core of SmolLM2 with its weights as shipped (q4), exported once a session. Read only."""
+    """A core of SmolLM2 with its weights as shipped (q4), for this machine's best level, exported once a session. Read only."""
+    from flare.replay.program import runnable_isas
     from ignition.export import export_core
-    from ignition.options import Options
+    from ignition.options import ISAS, Options
 
-    return once(tmp_path_factory, "smollm2", lambda path: export_core("smollm2", path, Options()))
+    options = Options(isas=(runnable_isas(ISAS)[0],))
+    return once(tmp_path_factory, "smollm2", lambda path: export_core("smollm2", path, options))
 
 
 @pytest.fixture(scope="session")
