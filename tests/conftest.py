@@ -101,7 +101,18 @@ def fake_libcuda(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return once(tmp_path_factory, "fake-cuda", build) / "libcuda.so.1"
 
 
-LONGEST = ("test_quality.py", "test_export.py", "test_parity.py", "test_invariance.py", "test_logprob_truth.py")
+LONGEST = (
+    "test_attention_compiled.py",
+    "test_export.py",
+    "test_export_cuda.py",
+    "test_families_against_natives.py",
+    "test_gpu_check.py",
+    "test_invariance.py",
+    "test_kernels.py",
+    "test_logprob_truth.py",
+    "test_parity.py",
+    "test_quality.py",
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
