@@ -7,7 +7,7 @@ import importlib.util
 import os
 import shutil
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import hypothesis
@@ -50,16 +50,32 @@ def once(tmp_path_factory: pytest.TempPathFactory, name: str, make: Callable[[Pa
 
 
 @pytest.fixture(scope="session")
-def smollm2_core(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A core of SmolLM2 with its weights as shipped (q4), exported once a session. Read only."""
-    from ignition.export import export_core
-    from ignition.options import Options
+def kept_compiles(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Exports in the test processes share what they compile; those in processes of their own compile all of it."""
+    import ignition.targets.cpu.export as cpu_export
+    import ignition.targets.cuda.export as cuda_export
+    from tests.support.kept_compiles import Kept
 
-    return once(tmp_path_factory, "smollm2", lambda path: export_core("smollm2", path, Options()))
+    kept = Kept(once(tmp_path_factory, "compiled", Path.mkdir))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cpu_export, "compile_libraries", kept.libraries)
+        patch.setattr(cuda_export, "compile_launches", kept.launches)
+        yield
 
 
 @pytest.fixture(scope="session")
-def tiny_core(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def smollm2_core(tmp_path_factory: pytest.TempPathFactory, kept_compiles: None) -> Path:
+    """A core of SmolLM2 with its weights as shipped (q4), for this machine's best level, exported once a session. Read only."""
+    from flare.replay.program import runnable_isas
+    from ignition.export import export_core
+    from ignition.options import ISAS, Options
+
+    options = Options(isas=(runnable_isas(ISAS)[0],))
+    return once(tmp_path_factory, "smollm2", lambda path: export_core("smollm2", path, options))
+
+
+@pytest.fixture(scope="session")
+def tiny_core(tmp_path_factory: pytest.TempPathFactory, kept_compiles: None) -> Path:
     """A core of a small random Llama checkpoint with a byte-level tokenizer, exported once a session. Read only."""
     from ignition.export import export_core
     from ignition.options import Options
@@ -85,7 +101,18 @@ def fake_libcuda(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return once(tmp_path_factory, "fake-cuda", build) / "libcuda.so.1"
 
 
-LONGEST = ("test_quality.py", "test_export.py", "test_parity.py", "test_invariance.py", "test_logprob_truth.py")
+LONGEST = (
+    "test_attention_compiled.py",
+    "test_export.py",
+    "test_export_cuda.py",
+    "test_families_against_natives.py",
+    "test_gpu_check.py",
+    "test_invariance.py",
+    "test_kernels.py",
+    "test_logprob_truth.py",
+    "test_parity.py",
+    "test_quality.py",
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

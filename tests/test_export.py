@@ -6,6 +6,7 @@ import ctypes
 import errno
 import json
 import os
+import shutil
 import signal
 import stat
 import subprocess
@@ -28,6 +29,7 @@ from tests.support.checkpoints import make_checkpoint
 
 BEST = runnable_isas(ISAS)[0]
 FAST = Options(isas=(BEST,), slots=2, max_step_tokens=16)
+pytestmark = pytest.mark.usefixtures("kept_compiles")
 
 
 @pytest.fixture(scope="module")
@@ -74,16 +76,23 @@ def test_a_core_that_scores_prompts_has_rows_for_their_tokens(
     assert options.max_rows == plain and replace(options, prompt_logprobs=True).max_rows == scoring
 
 
-def test_an_export_with_prompt_logprobs_says_so_and_is_as_reproducible(checkpoint: Path, tmp_path: Path) -> None:
+def test_an_export_with_prompt_logprobs_says_so_and_is_as_reproducible(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its kernels are those of the test above, which compiles them twice."""
+    from ignition.cli import app
+
     options = replace(FAST, prompt_logprobs=True)
     report = export_core(str(checkpoint), tmp_path / "one", options)
-    again = ignition(
-        "export", str(checkpoint), "-o", str(tmp_path / "two"), "--prompt-logprobs",
-        "--isa", BEST, "--slots", "2", "--max-step-tokens", "16",
-    )  # fmt: skip
-    assert again.returncode == 0, again.stderr
-    assert "\nlogprobs  up to 20 alternatives, or 128 given ids; prompts are scored\n" in again.stdout
-    assert report.text().splitlines()[1:4] == again.stdout.splitlines()[1:4]
+    with pytest.raises(SystemExit) as ended:
+        app([
+            "export", str(checkpoint), "-o", str(tmp_path / "two"), "--prompt-logprobs",
+            "--isa", BEST, "--slots", "2", "--max-step-tokens", "16",
+        ])  # fmt: skip
+    said = capsys.readouterr().out
+    assert ended.value.code in (None, 0)
+    assert "\nlogprobs  up to 20 alternatives, or 128 given ids; prompts are scored\n" in said
+    assert report.text().splitlines()[1:4] == said.splitlines()[1:4]
     assert content(tmp_path / "one") == content(tmp_path / "two")
     manifest = open_core(tmp_path / "one").manifest
     assert manifest.logprobs == Logprobs(alternatives=20, explicit_ids=128, prompt=True)
@@ -183,17 +192,38 @@ def test_bad_input_is_one_line_and_exit_code_2(
     arguments: tuple[str, ...],
     environment: dict[str, str],
     named: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
-    import shutil
+    """In this process: the next test has one of its own, and loading torch takes longer than all that is tested here."""
+    from ignition import cli
 
     source = Path(shutil.copytree(checkpoint, tmp_path / "checkpoint"))
     if damage is not None:
         damage(source)
-    result = ignition("export", str(source), "-o", str(tmp_path / "core"), *arguments, **environment)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys, "argv", ["ignition", "export", str(source), "-o", str(tmp_path / "core"), *arguments])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 2
+    check_one_line(capfd.readouterr().err, named, tmp_path / "core")
+
+
+def test_a_process_says_one_line_too(checkpoint: Path, tmp_path: Path) -> None:
+    """Nor do torch, transformers and Python itself say anything on the way to the last stage that reads the checkpoint."""
+    source = Path(shutil.copytree(checkpoint, tmp_path / "checkpoint"))
+    (source / "chat_template.jinja").write_text("{% for %}")
+    result = ignition("export", str(source), "-o", str(tmp_path / "core"))
     assert result.returncode == 2, result.stderr
-    lines = [line for line in result.stderr.splitlines() if not line.startswith("[")]
-    assert len(lines) == 1 and lines[0].startswith("ignition: ") and named in lines[0], result.stderr
-    assert not (tmp_path / "core").exists()
+    check_one_line(result.stderr, "chat_template.jinja", tmp_path / "core")
+
+
+def check_one_line(said: str, named: str, core: Path) -> None:
+    """But for the stages, what an export says on its stderr is one line that names what is wrong; there is no core."""
+    lines = [line for line in said.splitlines() if not line.startswith("[")]
+    assert len(lines) == 1 and lines[0].startswith("ignition: ") and named in lines[0], said
+    assert not core.exists()
 
 
 def test_a_tokenizer_with_more_ids_than_the_model_is_refused(checkpoint: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -25,10 +24,9 @@ from ignition.export import export_core
 from ignition.inspect import describe, render, size
 from ignition.options import ARCHITECTURES, ISAS, Options
 from ignition.report import Report
-from ignition.targets.cuda.compile import Compiled, compile_launches, job
-from ignition.targets.cuda.launch import Launch
+from ignition.targets.cuda.compile import Compiled
 from ignition.validate import validate_core
-from tests.support.checkpoints import make_checkpoint
+from tests.support.checkpoints import TINY_CUDA, make_checkpoint
 from tests.support.fake_cuda.server import FakeDeviceServer
 
 SMALL = Options(targets=("cuda:sm_90a",), slots=2, max_step_tokens=66, max_context=64)
@@ -37,7 +35,7 @@ SMALL = Options(targets=("cuda:sm_90a",), slots=2, max_step_tokens=66, max_conte
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("checkpoint") / "tiny"
-    return make_checkpoint(folder, "llama_biases", dtype="bfloat16", num_hidden_layers=1)
+    return make_checkpoint(folder, **TINY_CUDA)
 
 
 @pytest.fixture(scope="module")
@@ -47,8 +45,11 @@ def compiled() -> dict[str, Compiled]:
 
 
 @pytest.fixture(scope="module")
-def exported(checkpoint: Path, compiled: dict[str, Compiled], tmp_path_factory: pytest.TempPathFactory) -> Report:
+def exported(
+    checkpoint: Path, compiled: dict[str, Compiled], tmp_path_factory: pytest.TempPathFactory, kept_compiles: None
+) -> Report:
     """A core compiled for sm_90a. Read only."""
+    compile_launches = cuda_export.compile_launches
 
     def compile_and_keep(*arguments: object) -> Compiled:
         compiled["first"] = compile_launches(*arguments)
@@ -74,9 +75,9 @@ def test_the_manifest_says_what_it_was_made_for(exported: Report) -> None:
     assert target.compute_dtype == target.weights.kv_format == "bf16"
     assert target.compiler.keys() == {"triton", "ptxas"}
     assert target.segments.kv_page_bytes == 2 * 2 * 16 * 16 * 2  # K and V, heads, page tokens, head size, bytes
-    stored = 2 * 384 * 64 * 2 + 4 * 64 * 64 * 2 - 2 * 64 * 32 * 2 + 3 * 96 * 64 * 2  # both tables, attention, MLP
+    stored = 2 * 384 * 32 * 2 + 2 * (64 + 32) * 32 * 2 + 3 * 32 * 32 * 2  # both tables, attention, MLP
     assert target.weights.formats["bf16"] == stored
-    assert target.weights.decode_weight_bytes == sum(target.weights.formats.values()) - 383 * 64 * 2
+    assert target.weights.decode_weight_bytes == sum(target.weights.formats.values()) - 383 * 32 * 2
     oracle = read_oracle(core)
     assert manifest.oracle.isas == [] and manifest.oracle.mean_kl is None
     assert all(prompt.compiled == {} and prompt.reference.ids for prompt in oracle.prompts)
@@ -170,22 +171,10 @@ HOSTED = replace(SMALL, isas=("generic",))
 
 
 @pytest.fixture(scope="module")
-def hosted(
-    checkpoint: Path, compiled: dict[str, Compiled], exported: Report, tmp_path_factory: pytest.TempPathFactory
-) -> Report:
+def hosted(checkpoint: Path, exported: Report, tmp_path_factory: pytest.TempPathFactory, kept_compiles: None) -> Report:
     """A core whose silu_mul runs on the processor. Read only."""
-
-    def compile_more(launches: Mapping[str, Collection[Launch]], advance: Callable[..., None]) -> Compiled:
-        first = compiled["first"]
-        known = first.cubins["sm_90a"]
-        missing = [launch for launch in launches["sm_90a"] if job(launch, "sm_90a").key() not in known]
-        made = compile_launches({"sm_90a": missing}, advance).cubins["sm_90a"]
-        compiled["hosted"] = Compiled(first.package, {"sm_90a": known | made})
-        return compiled["hosted"]
-
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cuda_export, "KERNELS", cuda_export.KERNELS - {"silu_mul"})
-        patch.setattr(cuda_export, "compile_launches", compile_more)
         return export_core(str(checkpoint), tmp_path_factory.mktemp("hosted") / "core", HOSTED)
 
 
@@ -208,10 +197,9 @@ def test_what_has_no_kernel_is_told_and_part_of_the_core(hosted: Report) -> None
 
 
 def test_a_core_with_a_host_part_is_the_same_bytes_every_time(
-    hosted: Report, checkpoint: Path, compiled: dict[str, Compiled], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    hosted: Report, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cuda_export, "KERNELS", cuda_export.KERNELS - {"silu_mul"})
-    monkeypatch.setattr(cuda_export, "compile_launches", lambda *_: compiled["hosted"])
     again = export_core(str(checkpoint), tmp_path / "again", HOSTED)
     for file in (MANIFEST_FILE, *hosted.files):
         assert (again.output / file).read_bytes() == (hosted.output / file).read_bytes(), file

@@ -6,6 +6,7 @@ cores within what bf16 rounding and f16 keys and values allow.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,22 +15,74 @@ import torch
 
 from flare.core.directory import open_core
 from flare.replay.program import open_replay, runnable_isas
-from ignition.export import export_core
+from ignition.export import capture_step, choose_weights, configure, export_core, lower_cpu, open_source
 from ignition.options import ISAS, Options
+from ignition.report import Report
+from ignition.targets.cpu import export as cpu_export
+from ignition.targets.cpu.source import generate
 from tests.support.checkpoints import CONFIGURATIONS, VOCABULARY, make_checkpoint
 from tests.support.replaying import Sequences, scattered_pages
 
 BEST = runnable_isas(ISAS)[0]
 TOKENS = 150  # beyond the tiny models' sliding window (24) and original rope lengths (64)
+F32 = Options(weights="f32", isas=(BEST,))
+BF16 = Options(isas=(BEST,))
+QUANTISED = ("q8", "q4")
+
+
+class Exporter:
+    """Exports checkpoints whose cores have one library, with the kernels of all: what every library has beside its kernels
+    takes most of the time to compile."""
+
+    def __init__(self, checkpoints: list[tuple[Path, Options]]) -> None:
+        self.kernels = [kernel for checkpoint, options in checkpoints for kernel in kernels_of(checkpoint, options)]
+
+    def export(self, checkpoint: Path, core: Path, options: Options) -> Report:
+        def generate_all(kernels: list[str], isa: str) -> str:
+            assert kernels and set(kernels) <= set(self.kernels)
+            return generate(self.kernels, isa)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(cpu_export, "generate", generate_all)
+            return export_core(str(checkpoint), core, options)
+
+
+def kernels_of(checkpoint: Path, options: Options) -> list[str]:
+    """The kernels of a checkpoint's core."""
+    configured = configure(*open_source(str(checkpoint), None), options)
+    graph = capture_step(configured)
+    storage, _ = choose_weights(configured, graph, options)
+    return lower_cpu(configured, graph, storage, options).kernels
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Path]:
+    """By configuration and format of the weights."""
+    folder = tmp_path_factory.mktemp("checkpoints")
+    wanted = [*((kind, "float32") for kind in sorted(CONFIGURATIONS)), ("llama", "bfloat16"), ("qwen3", "bfloat16")]
+    return {
+        (kind, dtype): make_checkpoint(folder / f"{kind}-{dtype}", kind, dtype=dtype, shards=kind == "llama")
+        for kind, dtype in wanted
+    }
+
+
+@pytest.fixture(scope="module")
+def exporter(checkpoints: dict[tuple[str, str], Path], kept_compiles: None) -> Exporter:
+    """Of all f32 and bf16 cores."""
+    return Exporter([(path, BF16 if dtype == "bfloat16" else F32) for (_, dtype), path in checkpoints.items()])
 
 
 @pytest.fixture(scope="module", params=sorted(CONFIGURATIONS))
-def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+def exported(
+    request: pytest.FixtureRequest,
+    checkpoints: dict[tuple[str, str], Path],
+    exporter: Exporter,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> tuple[Path, Path]:
     """(checkpoint, f32 core) of one configuration."""
-    folder = tmp_path_factory.mktemp(request.param)
-    checkpoint = make_checkpoint(folder / "checkpoint", request.param, shards=request.param == "llama")
-    export_core(str(checkpoint), folder / "core", Options(weights="f32", isas=(BEST,)))
-    return checkpoint, folder / "core"
+    checkpoint, core = checkpoints[request.param, "float32"], tmp_path_factory.mktemp(request.param) / "core"
+    exporter.export(checkpoint, core, F32)
+    return checkpoint, core
 
 
 def transformers_logits(checkpoint: Path, tokens: list[int], dtype: torch.dtype = torch.float32) -> np.ndarray:
@@ -64,9 +117,11 @@ def test_logits_and_greedy_tokens_are_those_of_transformers(exported: tuple[Path
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3"])
-def test_bf16_cores_stay_within_bf16_error(kind: str, tmp_path: Path) -> None:
-    checkpoint = make_checkpoint(tmp_path / "checkpoint", kind, dtype="bfloat16")
-    export_core(str(checkpoint), tmp_path / "core", Options(isas=(BEST,)))
+def test_bf16_cores_stay_within_bf16_error(
+    kind: str, checkpoints: dict[tuple[str, str], Path], exporter: Exporter, tmp_path: Path
+) -> None:
+    checkpoint = checkpoints[kind, "bfloat16"]
+    exporter.export(checkpoint, tmp_path / "core", BF16)
     core = open_core(tmp_path / "core")
     assert set(core.manifest.cpu.weights.formats) == {"bf16", "f32"}  # auto keeps the checkpoint's precision
     tokens = sequence(3, 64)
@@ -79,21 +134,27 @@ def test_bf16_cores_stay_within_bf16_error(kind: str, tmp_path: Path) -> None:
     assert np.abs(found - exact).max() < np.abs(rounded - exact).max()
 
 
-@pytest.mark.parametrize("weights", ["q8", "q4"])
-def test_quantised_cores_compute_with_the_stored_values(weights: str, tmp_path: Path) -> None:
-    checkpoint = make_checkpoint(tmp_path / "checkpoint", "llama_tied")
-    report = export_core(str(checkpoint), tmp_path / "core", Options(weights=weights, isas=(BEST,)))
+@pytest.fixture(scope="module", params=QUANTISED)
+def quantised(
+    request: pytest.FixtureRequest, checkpoints: dict[tuple[str, str], Path], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[str, Report]:
+    """(format, report of a core) with libraries of every level."""
+    checkpoint, options = checkpoints["qwen3", "float32"], Options(weights=request.param)
+    exporter = Exporter([(checkpoint, replace(options, weights=weights)) for weights in QUANTISED])
+    return request.param, exporter.export(checkpoint, tmp_path_factory.mktemp(request.param) / "core", options)
+
+
+def test_quantised_cores_compute_with_the_stored_values(quantised: tuple[str, Report]) -> None:
+    weights, report = quantised
     assert report.deviation.mean_kl < 0.01
-    core = open_core(tmp_path / "core")
+    core = open_core(report.output)
     assert weights in core.manifest.cpu.weights.formats
     assert core.manifest.cpu.weights.formats.get("q8", 0) > 0  # embeddings stay q8
 
 
-def test_every_level_gives_the_same_bits(tmp_path: Path) -> None:
+def test_every_level_gives_the_same_bits(quantised: tuple[str, Report]) -> None:
     """x86-64-v3 and v4 share one order of operations; generic may differ in the last bits only."""
-    checkpoint = make_checkpoint(tmp_path / "checkpoint", "qwen3")
-    export_core(str(checkpoint), tmp_path / "core", Options(weights="q8"))
-    core = open_core(tmp_path / "core")
+    core = open_core(quantised[1].output)
     tokens, results = sequence(5, 40), {}
     for isa in runnable_isas(ISAS):
         with open_replay(core, threads=1, kv_pages=8, isa=isa) as replay:

@@ -166,4 +166,4 @@ def soak(server: CoreServer, *, clients: int, requests: int, seed: int) -> None:
 
 
 def test_clients_that_vanish_leave_nothing_behind(server: CoreServer) -> None:
-    soak(server, clients=32, requests=160, seed=5)
+    soak(server, clients=32, requests=96, seed=5)

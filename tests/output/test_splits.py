@@ -117,7 +117,7 @@ def test_text_without_a_call_or_delimiter_stays_as_it_is(text: str) -> None:
     assert begun == [("reasoning", ("." + text).rstrip("\n"))]
 
 
-MANY = 1 << 20
+MANY = 1 << 19
 HOSTILE = {
     "openers": "<tool_call>",
     "openers with space": "<tool_call>" + " " * 50,
@@ -138,12 +138,12 @@ HOSTILE = {
 @pytest.mark.parametrize("opens", [False, True])
 @pytest.mark.parametrize("unit", HOSTILE.values(), ids=HOSTILE)
 def test_hostile_outputs_take_linear_time(unit: str, opens: bool) -> None:
-    """A megabyte at once, and a part of it by characters. What is not linear would take minutes."""
+    """Half a megabyte at once, and a part of it by characters. What is not linear would take minutes."""
     text = unit * (MANY // len(unit))
     begun = time.process_time()
     feed(text, opens=opens, natural=False)
     feed(list(text[: MANY // 32]), opens=opens, natural=False)
-    assert time.process_time() - begun < 20
+    assert time.process_time() - begun < 5
 
 
 @pytest.mark.parametrize(
@@ -164,4 +164,4 @@ def test_hostile_calls_take_linear_time(text: str) -> None:
     begun = time.process_time()
     feed(text, natural=False)
     feed([text[:60], *text[60 : MANY // 32], text[MANY // 32 :]], natural=False)
-    assert time.process_time() - begun < 20
+    assert time.process_time() - begun < 5

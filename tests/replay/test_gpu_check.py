@@ -43,10 +43,9 @@ def make_bundle(path: Path) -> None:
     """A bundle of one core that the interpreter can take. Its context holds two tokens of a prompt, and two that follow."""
     from ignition.export import export_core
     from ignition.options import Options
-    from tests.support.checkpoints import make_checkpoint
+    from tests.support.checkpoints import TINY_CUDA, make_checkpoint
 
-    small = {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 32, "head_dim": 16}
-    checkpoint = make_checkpoint(path / "checkpoint", "llama", dtype="bfloat16", **small)
+    checkpoint = make_checkpoint(path / "checkpoint", **TINY_CUDA)
     options = Options(targets=("cuda:sm_90a",), slots=2, max_step_tokens=2, max_context=4)
     core = path / "bundle/cores/tiny"
     core.parent.mkdir(parents=True)
@@ -55,7 +54,7 @@ def make_bundle(path: Path) -> None:
 
 
 @pytest.fixture(scope="session")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def bundle(tmp_path_factory: pytest.TempPathFactory, kept_compiles: None) -> Path:
     """Read only."""
     return once(tmp_path_factory, "gpu-check", make_bundle) / "bundle"
 

@@ -71,6 +71,16 @@ CONFIGURATIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "smollm3": ("smollm3", {"num_hidden_layers": 4, "no_rope_layers": [1, 0, 1, 0], "tie_word_embeddings": True}),
 }
 
+# Arguments of make_checkpoint for cores that a cuda target is compiled for: of one kind, so that it is compiled once.
+TINY_CUDA: dict[str, Any] = {
+    "kind": "llama_biases",
+    "dtype": "bfloat16",
+    "num_hidden_layers": 1,
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "head_dim": 16,
+}
+
 
 def make_checkpoint(
     directory: Path,

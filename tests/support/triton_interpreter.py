@@ -3,6 +3,7 @@
 As it comes, the interpreter computes on the raw bits of bf16, cuts f32 to bf16 instead of rounding, and leaves the order of a
 dot's sum to the matrix library, so that a row's result would depend on how many rows there are. Here bf16 rounds to nearest
 even, arithmetic on bf16 is an error (kernels widen first), and a dot adds its products one by one, in order, in f32.
+What it works out anew for every value, though it is the same, is kept: types of blocks and their shapes, formats of numpy.
 
 `TRITON_INTERPRET=1` must be set before Triton is imported for the first time (tests/conftest.py does); a process that
 interprets kernels cannot compile them. Programs run one after another: races between them stay unseen.
@@ -10,6 +11,7 @@ interprets kernels cannot compile them. Programs run one after another: races be
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
@@ -117,6 +119,45 @@ Semantic.binary_op_sanitize_overflow_impl = lambda *_: None  # conditions of ass
 
 def _call(self: Any, *args: Any, **kwargs: Any) -> Any:
     return self.rewrite()(*args, **kwargs)
+
+
+_block_type, _tensor, _equal = tl.block_type.__init__, tl.tensor.__init__, tl.dtype.__eq__
+_numpy = interpreter._get_np_dtype
+_blocks: dict[tuple[Any, ...], dict[str, Any]] = {}
+_shapes: dict[tuple[int, ...], tuple[Any, Any]] = {}
+_formats: dict[str, np.dtype[Any]] = {}
+
+
+def _init_block_type(self: Any, element: Any, shape: Sequence[Any]) -> None:
+    if isinstance(element, tl.pointer_type):  # its name does not say all
+        return _block_type(self, element, shape)
+    key = (element.name, *[size.value if isinstance(size, tl.constexpr) else size for size in shape])
+    if key not in _blocks:
+        _block_type(self, element, shape)
+        _blocks[key] = self.__dict__.copy()
+    self.__dict__.update(_blocks[key])
+
+
+def _init_tensor(self: Any, handle: Any, kind: Any) -> None:
+    shape = tuple(kind.shape) if kind.is_block() else ()
+    if shape not in _shapes:
+        _tensor(self, handle, kind)
+        _shapes[shape] = (self.shape, self.numel)
+    self.handle, self.type, self.dtype = handle, kind, kind.scalar
+    self.shape, self.numel = _shapes[shape]
+
+
+def _numpy_format(kind: Any) -> np.dtype[Any]:
+    name = kind.scalar.name
+    if name not in _formats:
+        _formats[name] = _numpy(kind)
+    return _formats[name]
+
+
+tl.block_type.__init__ = _init_block_type
+tl.tensor.__init__ = _init_tensor
+tl.dtype.__eq__ = lambda self, other: self is other or _equal(self, other)
+interpreter._get_np_dtype = _numpy_format
 
 
 # As it comes, the language is patched anew whenever a kernel calls a function, tl.sum and the like included: most of the time.
