@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -30,6 +31,7 @@ from flare.replay.program import choose_isa, open_replay
 from flare.report import Laps
 from flare.runtime import Runtime
 from flare.sources import configure
+from tests.support.forged_cores import forge_manifest
 from tests.support.forged_targets import add_cuda, add_host
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -240,6 +242,20 @@ def test_a_host_part_is_served_from_this_machines_memory(
     with pytest.raises(InputError, match="^this machine has .* of memory free, the core's weights and work areas take"):
         choose(both)
     assert device.closed == 1
+
+
+@pytest.mark.parametrize("page", [1 << 12, 1 << 17], ids=["smaller than the device's", "larger"])
+def test_the_memory_that_a_check_asks_for_is_enough_on_both_sides(both: Path, device: Device, page: int) -> None:
+    add_host(both)
+    forge_manifest(both, lambda m: m["targets"][1]["host"]["program"]["segments"].update(kv_page_bytes=page))
+    core = open_core(both)
+    needed = pages_needed([prompt.tokens for prompt in read_oracle(core).prompts], 16)
+    replay: Any = SimpleNamespace(page_tokens=16, kv_pages=needed - 1)
+    with pytest.raises(SettingError) as caught:
+        check_core(core, core.manifest.cuda, replay, "sm_90a")
+    asked = re.search(r"ask for (\d+) bytes", str(caught.value))
+    assert asked and choose(both, kv_memory=MemorySize(bytes=int(asked[1]))).kv_pages == needed
+    assert choose(both, kv_memory=MemorySize(bytes=int(asked[1]) - 1)).kv_pages < needed
 
 
 def test_a_device_too_small_for_the_weights_is_named(both: Path, device: Device) -> None:

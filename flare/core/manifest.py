@@ -122,6 +122,11 @@ class CpuTarget(Struct, tag_field="kind", tag="cpu"):
         return self.weights.decode_weight_bytes
 
     @property
+    def kv_page_bytes(self) -> int:
+        """Bytes of a kv page."""
+        return self.segments.kv_page_bytes
+
+    @property
     def formats(self) -> set[str]:
         """What weights, keys and values are rounded to."""
         return {*self.weights.formats, self.weights.kv_format}
@@ -154,6 +159,12 @@ class CudaTarget(Struct, tag_field="kind", tag="cuda", omit_defaults=True):
         """Bytes of weights that one decode step reads for one request, those of a host part included."""
         host = 0 if self.host is None else self.host.program.decode_weight_bytes
         return self.weights.decode_weight_bytes + host
+
+    @property
+    def kv_page_bytes(self) -> int:
+        """Bytes of a kv page on the side, device or host part, where it is larger: memory for it is held against both."""
+        host = 0 if self.host is None else self.host.program.kv_page_bytes
+        return max(self.segments.kv_page_bytes, host)
 
     @property
     def formats(self) -> set[str]:

@@ -136,7 +136,7 @@ def check_core(core: Core, target: CpuTarget | CudaTarget, replay: Scorer, archi
         raise SettingError(
             "kv_memory",
             f"{replay.kv_pages} pages are too few for the check of the core, which takes {pages}; ask for "
-            f"{pages * target.segments.kv_page_bytes} bytes, or leave --check out",
+            f"{pages * target.kv_page_bytes} bytes, or leave --check out",
         )
     return f"{architecture} {check_oracle(replay, oracle, architecture, tolerance(target.formats))}"
 
