@@ -64,7 +64,8 @@ def choose_kv_pages(
 
     Never more than `slots` full contexts. A share is of the free memory that is left after `reserved` bytes (weights and work
     areas), `default_share` where nothing is `wanted`; a size is taken as given. Raises InputError as `check_reserved` does, and
-    SettingError when the pool would not hold one page for each of two requests, or when a size does not fit the free memory.
+    SettingError, naming `where`, when the pool would not hold one page for each of two requests, or when a size does not fit
+    the free memory.
     """
     check_reserved(reserved, free, where)
     full = slots * -(-max_context // page_tokens)
@@ -72,7 +73,7 @@ def choose_kv_pages(
     if wanted is not None and wanted.bytes is not None:
         budget = wanted.bytes
         if min(budget, full * page_bytes) > spare:
-            text = f"{budget // MIB} MiB: {spare // MIB} MiB are free beside the weights; ask for less"
+            text = f"{budget / MIB:.1f} MiB: {spare / MIB:.1f} MiB are free on {where} beside the weights; ask for less"
             raise SettingError("kv_memory", text)
     else:
         share = default_share if wanted is None or wanted.share is None else wanted.share
@@ -80,11 +81,8 @@ def choose_kv_pages(
     pages = min(full, budget // page_bytes)
     least = min(full, 2)
     if pages < least:
-        text = f"{budget / MIB:.1f} MiB: they hold {pages} pages of {page_bytes / MIB:.1f} MiB, at least {least} are needed"
-        remedy = (
-            "ask for more"
-            if least * page_bytes <= spare
-            else f"{spare / MIB:.1f} MiB are free on {where}; free some memory"
-        )
+        held = f"they hold {pages} pages of {page_bytes / MIB:.1f} MiB on {where}, at least {least} are needed"
+        text = f"{budget / MIB:.1f} MiB: {held}"
+        remedy = "ask for more" if least * page_bytes <= spare else f"{spare / MIB:.1f} MiB are free; free some memory"
         raise SettingError("kv_memory", f"{text}; {remedy}")
     return pages

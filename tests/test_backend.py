@@ -242,6 +242,19 @@ def test_a_host_part_is_served_from_this_machines_memory(
     with pytest.raises(InputError, match="^this machine has .* of memory free, the core's weights and work areas take"):
         choose(both)
     assert device.closed == 1
+    monkeypatch.setattr("flare.memory.free_memory", lambda: reserved + page)
+    with pytest.raises(SettingError, match=r" MiB on this machine, at least 2 are needed; .* MiB are free; free some"):
+        choose(both)
+    monkeypatch.setattr("flare.memory.free_memory", lambda: reserved + 2 * page)
+    with pytest.raises(
+        SettingError, match=r"^8\.0 MiB: 0\.\d MiB are free on this machine beside the weights; ask for l"
+    ):
+        choose(both, kv_memory=MemorySize(bytes=8 * MIB))
+    device.free = MIB
+    with pytest.raises(
+        SettingError, match=r"^8\.0 MiB: .* MiB are free on NVIDIA H200 beside the weights; ask for less$"
+    ):
+        choose(both, kv_memory=MemorySize(bytes=8 * MIB))
 
 
 @pytest.mark.parametrize("page", [1 << 12, 1 << 17], ids=["smaller than the device's", "larger"])
@@ -274,7 +287,9 @@ def test_a_device_too_small_for_the_weights_is_named(both: Path, device: Device)
         )
     assert device.closed == 3
     device.free = reserved + segments.kv_page_bytes
-    with pytest.raises(SettingError, match=r" MiB are free on NVIDIA H200; free some memory$"):
+    with pytest.raises(
+        SettingError, match=r" MiB on NVIDIA H200, at least 2 are needed; .* MiB are free; free some memory$"
+    ):
         choose(both)
 
 
