@@ -107,9 +107,9 @@ class CudaReplay(StepArrays):
     def step(self, n_tokens: int, n_rows: int, meanwhile: Callable[[], None] | None = None) -> None:
         """Runs the graph on the first `n_tokens` tokens; logits of the tokens `rows[:n_rows]` are there afterwards.
 
-        `meanwhile` is called on this thread while the device works; what it raises is raised once the device is done, and
-        nothing can be drawn then. Raises ValueError, having run nothing, if an argument is out of its
-        range, and RequestError where a node of the host part may not run.
+        `meanwhile` is called on this thread while the device works, with a host part as `HostPart.step` says; what it raises
+        is raised once the device is done, and nothing can be drawn then. Raises ValueError, having run nothing, if an argument
+        is out of its range, and RequestError where a node of the host part may not run.
         """
         self._check_alive()
         moved = self._check_step(n_tokens, n_rows)

@@ -87,8 +87,10 @@ class HostPart:
     def step(self, graphs: Sequence[Any], tokens: int, rows: int, meanwhile: Callable[[], None] | None) -> None:
         """Runs a step of so many tokens and rows, with a bucket's executable graphs, one a piece, None for one without nodes.
 
-        `meanwhile` is called on this thread while others work. Raises RequestError, having run nothing, where nodes may not run
-        here; what `meanwhile` raised, or the first piece or node that failed. No piece begins behind one that failed.
+        `meanwhile` is called on this thread while the others run the step, which this one joins afterwards; with one thread
+        nothing runs before `meanwhile` returns. Raises RequestError, having run nothing, where nodes may not run here; what
+        `meanwhile` raised, once the step is done, or the first piece or node that failed. No piece begins behind one that
+        failed.
         """
         self._fallbacks.check()
         self._graphs = graphs
