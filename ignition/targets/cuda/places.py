@@ -21,9 +21,10 @@ KERNELS = frozenset(
 _ONE_ATTENTION = "has kernels on the cuda target only for a state that one store and one attention use"
 _HEADS = (
     "has kernels on the cuda target only where each of queries, keys and values is of a linear layer, queries and keys behind "
-    "the same norms and rope, and all are made before the store and used once"
+    "the same norms and rope, and the device makes all of them before the store, to be used once"
 )
-_BETWEEN = "has a kernel on the cuda target only between a projection and attention"
+_BETWEEN = "has a kernel on the cuda target only between a projection and attention that the device runs"
+_NONE = "has no kernel on the cuda target"
 
 
 @dataclass(slots=True)
@@ -40,11 +41,7 @@ def find_places(patterns: Patterns, formats: Mapping[str, str], kernels: Collect
     """Returns what becomes of the nodes of `patterns`' graph, whose chains then take in none that is apart. `formats` are those
     of matrices by name, `kernels` the ops that have kernels."""
     graph = patterns.graph
-    apart = {
-        id(node): "has no kernel on the cuda target"
-        for node in graph.nodes
-        if node.op not in kernels or node.op not in KERNELS
-    }
+    apart = {id(node): _NONE for node in graph.nodes if node.op not in kernels or node.op not in KERNELS}
     while True:
         patterns.apart = apart.keys()
         round = _Round(patterns, formats)
@@ -84,11 +81,14 @@ class _Round:
     def _state(self, state: Value) -> None:
         """Absorbs what makes a state's queries, keys and values, or sets all its users apart."""
         users = self.patterns.uses.get(state.id, [])
-        if all(id(node) in self.patterns.apart for node in users):
+        missing = [node.op for node in users if id(node) in self.patterns.apart]
+        if len(missing) == len(users):
             return
         stores, readers = ([node for node in users if node.op == op] for op in ("kv_write", "attention"))
         chains, why = None, _ONE_ATTENTION
-        if len(stores) == len(readers) == 1 and self.patterns.apart.isdisjoint(map(id, users)):
+        if missing:
+            why = f"uses the same state as {missing[0]}, which {_NONE}"
+        elif len(stores) == len(readers) == 1:
             chains, why = head_chains(self.patterns, stores[0], readers[0]), _HEADS
         if chains is None:
             self.more.update((id(node), why) for node in users if id(node) not in self.patterns.apart)

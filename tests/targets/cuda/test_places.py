@@ -30,12 +30,12 @@ from tests.support.odd_graphs import (
 )
 from tests.test_plan import dense_graph
 
-BETWEEN = "has a kernel on the cuda target only between a projection and attention"
+BETWEEN = "has a kernel on the cuda target only between a projection and attention that the device runs"
 NONE = "has no kernel on the cuda target"
 ONE = "has kernels on the cuda target only for a state that one store and one attention use"
 HEADS = (
     "has kernels on the cuda target only where each of queries, keys and values is of a linear layer, queries and keys behind "
-    "the same norms and rope, and all are made before the store and used once"
+    "the same norms and rope, and the device makes all of them before the store, to be used once"
 )
 
 
@@ -85,29 +85,37 @@ def dense(layers: int = 2, *, tied: bool = False) -> Graph:
 HEADS_HERE = {"rope": 4, "kv_write": 2, "attention": 2}
 
 
+def beside(op: str) -> str:
+    """Why the other users of a state follow an op without a kernel."""
+    return f"uses the same state as {op}, which {NONE}"
+
+
 @pytest.mark.parametrize(
-    ("missing", "found", "cuts"),
+    ("missing", "found", "cuts", "why"),
     [
-        ({"silu_mul"}, {"silu_mul": 2}, 2),
-        ({"rms_norm"}, {"rms_norm": 5}, 5),
-        ({"add"}, {"add": 4}, 4),
-        ({"embed"}, {"embed": 1}, 1),
-        ({"take_rows"}, {"take_rows": 1}, 1),
-        ({"rope_angles"}, {"rope_angles": 1}, 1),
-        ({"linear"}, {"linear": 15, **HEADS_HERE}, 7),
-        ({"rope"}, HEADS_HERE, 2),
-        ({"kv_write"}, HEADS_HERE, 2),
-        ({"attention"}, HEADS_HERE, 2),
+        ({"silu_mul"}, {"silu_mul": 2}, 2, {}),
+        ({"rms_norm"}, {"rms_norm": 5}, 5, {}),
+        ({"add"}, {"add": 4}, 4, {}),
+        ({"embed"}, {"embed": 1}, 1, {}),
+        ({"take_rows"}, {"take_rows": 1}, 1, {}),
+        ({"rope_angles"}, {"rope_angles": 1}, 1, {}),
+        ({"linear"}, {"linear": 15, **HEADS_HERE}, 7, {"rope": BETWEEN, "kv_write": HEADS, "attention": HEADS}),
+        ({"rope"}, HEADS_HERE, 2, {"kv_write": HEADS, "attention": HEADS}),
+        ({"kv_write"}, HEADS_HERE, 2, {"rope": BETWEEN, "attention": beside("kv_write")}),
+        ({"attention"}, HEADS_HERE, 2, {"rope": BETWEEN, "kv_write": beside("attention")}),
         (set(KERNELS), {"embed": 1, "rope_angles": 1, "rms_norm": 5, "linear": 15, **HEADS_HERE,
-                        "add": 4, "silu_mul": 2, "take_rows": 1}, 1),
+                        "add": 4, "silu_mul": 2, "take_rows": 1}, 1, {}),
     ],
 )  # fmt: skip
-def test_what_goes_apart_without_a_kernel(missing: set[str], found: dict[str, int], cuts: int) -> None:
-    """A state and the ropes that its heads need go together; nothing else follows."""
+def test_what_goes_apart_without_a_kernel(
+    missing: set[str], found: dict[str, int], cuts: int, why: dict[str, str]
+) -> None:
+    """A state and the ropes that its heads need go together; nothing else follows. Each op is told with its own cause."""
     places, made = places_of(dense(), KERNELS - missing)
     assert ops(made) == found and len(made.host) == cuts
-    causes = {line.partition(")")[2].strip() for line in reasons(dense(), made, places)}
-    assert NONE in causes and causes <= {NONE, BETWEEN, ONE, HEADS}
+    lines = [line.split(" ", 2)[1:] for line in reasons(dense(), made, places)]
+    told = {(op, rest.partition(") ")[2]) for op, rest in lines}
+    assert told == {(op, NONE if op in missing else why[op]) for op in found}
 
 
 def test_an_op_that_nobody_knows_goes_apart_too() -> None:
