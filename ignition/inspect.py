@@ -166,7 +166,7 @@ def _target_rows(target: dict[str, Any], page_tokens: int) -> list[tuple[str, st
     if host := target.get("host"):
         lacking = ", ".join(f"{count} {name}" for name, count in host["ops"].items())
         levels = ", ".join(library["isa"] for library in host["program"]["libraries"])
-        rows.append(("host part", f"{lacking} without kernels on cuda run on the processor: {levels}"))
+        rows.append(("host part", f"the processor runs {lacking}: {levels}"))
         rows.append(("", _graph_text(host["graph"])))
     return rows
 

@@ -179,7 +179,7 @@ def hosted(checkpoint: Path, exported: Report, tmp_path_factory: pytest.TempPath
 
 
 def test_what_has_no_kernel_is_told_and_part_of_the_core(hosted: Report) -> None:
-    assert hosted.notices == [f"{SILU}: the core's cpu kernels run it, slowly"]
+    assert hosted.notices == [f"{SILU}: the processor runs it, slowly"]
     files = {"graphs/host.msgpack", "kernels/host-generic.so", "weights-host.safetensors"}
     assert {name for name in hosted.files if "host" in name} == files
     text = hosted.text()
@@ -192,7 +192,7 @@ def test_what_has_no_kernel_is_told_and_part_of_the_core(hosted: Report) -> None
     assert check.detail == "generic (1 kernels), 3 nodes inside their segments"
     facts = describe(hosted.output)
     assert facts["targets"][0]["host"]["graph"]["kernels"] == {"SiluMul": 1, "device": 2}
-    assert "\nhost part  1 silu_mul without kernels on cuda run on the processor: generic\n" in render(facts)
+    assert "\nhost part  the processor runs 1 silu_mul: generic\n" in render(facts)
     json.dumps(facts)
 
 
@@ -223,7 +223,7 @@ def test_a_server_runs_what_has_no_kernel_on_the_processor_and_says_so(
     with FakeDeviceServer(hosted.output, fake_libcuda) as server:
         answer = server.post("/v1/completions", asked)
         status = server.get("/v1/flare/status")
-    cause = "op silu_mul (1 node) has no kernel on the cuda target, the core's cpu kernels run it"
+    cause = "op silu_mul (1 node) is not run by a kernel of the cuda target, the processor runs it"
     (warning,) = answer["flare_warnings"]
     assert (warning["type"], warning["cause"]) == ("cpu_fallback", cause)
     assert status["cpu_fallback"]["events"] == [{"cause": cause, "count": warning["count"]}]

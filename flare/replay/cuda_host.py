@@ -21,7 +21,7 @@ from flare.replay.step_arrays import StepArrays
 
 @dataclass(frozen=True, slots=True)
 class HostProgram:
-    """The program of a core's host part, and `ops`: how many nodes it runs that the device has no kernel for, by op."""
+    """The program of a core's host part, and `ops`: how many nodes it runs that no kernel of the device does, by op."""
 
     program: CpuProgram
     ops: Mapping[str, int]
@@ -30,7 +30,7 @@ class HostProgram:
     def causes(self) -> tuple[str, ...]:
         """What every step of it records, in sentences."""
         return tuple(
-            f"op {name} ({count} node{'s' * (count > 1)}) has no kernel on the cuda target, the core's cpu kernels run it"
+            f"op {name} ({count} node{'s' * (count > 1)}) is not run by a kernel of the cuda target, the processor runs it"
             for name, count in self.ops.items()
         )
 

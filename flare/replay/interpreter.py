@@ -1,4 +1,4 @@
-"""Runs ops with numpy: nodes of a step that the core's target has no kernel for. Right, and slow.
+"""Runs ops with numpy: nodes of a step that no kernel of the core's target runs. Right, and slow.
 
 An op here is what its torch reference in `ignition/ops` computes, in f32. As with kernels, a token's results depend neither on
 the other tokens of a step nor on where its pages lie: whatever sums, sums each token for itself, in the same order.
@@ -160,7 +160,7 @@ class Interpreter:
         self._nodes = dict(nodes)
         counts = Counter(op.name for op, _ in nodes.values())
         self._causes = {
-            name: f"op {name} ({count} node{'s' * (count > 1)}) has no kernel on the cpu target, numpy interprets it"
+            name: f"op {name} ({count} node{'s' * (count > 1)}) is not run by a kernel of the cpu target, numpy interprets it"
             for name, count in counts.items()
         }
         self._inputs: dict[str, Array] = {}

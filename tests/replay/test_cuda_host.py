@@ -29,8 +29,8 @@ from tests.support.tiny_cuda.core import IO, SCALE, VALUES, tiny_program
 from tests.support.tiny_cuda.sizes import CONTEXT, PT, ROWS, SLOTS, TOKENS, V
 
 OPS = {"add": 1}
-CAUSE = "op add (1 node) has no kernel on the cuda target, the core's cpu kernels run it"
-NUMPY = "op add (1 node) has no kernel on the cpu target, numpy interprets it"
+CAUSE = "op add (1 node) is not run by a kernel of the cuda target, the processor runs it"
+NUMPY = "op add (1 node) is not run by a kernel of the cpu target, numpy interprets it"
 SUM = Tensor(shape=["T", 1])
 LOGITS = Tensor(shape=["R", V])
 

@@ -122,7 +122,7 @@ class CpuExport:
 def interpreted_notices(lowered: Lowered, *, allowed: bool) -> list[str]:
     """A line for each op that flare will interpret. Raises InputError where that is not allowed and there is one."""
     found = [
-        f"op {name} ({count} node{'s' * (count > 1)}) has no kernel on the cpu target"
+        f"op {name} ({count} node{'s' * (count > 1)}) is not run by a kernel of the cpu target"
         for name, count in lowered.interpreted.items()
     ]
     if found and not allowed:

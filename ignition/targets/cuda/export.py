@@ -168,7 +168,7 @@ def host_notices(found: Sequence[str], *, allowed: bool) -> list[str]:
         raise InputError(
             f"--no-cpu-fallback: {'; '.join(found)}; leave the option out to have the processor run it, slowly"
         )
-    return [f"{line}: the core's cpu kernels run it, slowly" for line in found]
+    return [f"{line}: the processor runs it, slowly" for line in found]
 
 
 def packed_matrices(graph: Graph, storage: Mapping[str, Stored]) -> Mapping[str, Stored]:

@@ -236,8 +236,8 @@ def test_where_nothing_may_be_interpreted_no_step_runs(steps: tuple[Path, dict[i
         with pytest.raises(RequestError) as caught:
             replay.step(1, 1)
     line = str(caught.value)
-    assert line.startswith("CPU fallback disabled: op rms_norm (5 nodes) has no kernel on the cpu target")
-    assert "op silu_mul (2 nodes) has" in line and (caught.value.status, caught.value.type) == (500, "server_error")
+    assert line.startswith("CPU fallback disabled: op rms_norm (5 nodes) is not run by a kernel of the cpu target")
+    assert "op silu_mul (2 nodes) is" in line and (caught.value.status, caught.value.type) == (500, "server_error")
     assert fallbacks.events == ()
 
 
@@ -253,8 +253,8 @@ def core(tmp_path_factory: pytest.TempPathFactory) -> Path:
         with pytest.raises(InputError) as caught:
             export_core(str(checkpoint), refused, Options(isas=(BEST,), cpu_fallback=False))
     told = [
-        "op rms_norm (5 nodes) has no kernel on the cpu target",
-        "op silu_mul (2 nodes) has no kernel on the cpu target",
+        "op rms_norm (5 nodes) is not run by a kernel of the cpu target",
+        "op silu_mul (2 nodes) is not run by a kernel of the cpu target",
     ]
     assert [line for line in report.notices if line.startswith("op ")] == [
         f"{line}: flare interprets it with numpy, slowly" for line in told
@@ -269,7 +269,7 @@ def core(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def causes() -> list[str]:
     return [
-        f"op {name} ({count} nodes) has no kernel on the cpu target, numpy interprets it"
+        f"op {name} ({count} nodes) is not run by a kernel of the cpu target, numpy interprets it"
         for name, count in (("rms_norm", 5), ("silu_mul", 2))
     ]
 

@@ -140,8 +140,8 @@ def test_a_step_is_recorded_and_so_is_what_is_interpreted_in_it(exports: dict[st
     fallbacks = Fallbacks(told=False)
     with HostStep(exports["rms_norm"], library, fallbacks=fallbacks) as step:
         run(step, *FIRST)
-    norms = "op rms_norm (3 nodes) has no kernel on the cuda target, the core's cpu kernels run it"
-    rows = "op rms_norm (1 node) has no kernel on the cpu target, numpy interprets it"
+    norms = "op rms_norm (3 nodes) is not run by a kernel of the cuda target, the processor runs it"
+    rows = "op rms_norm (1 node) is not run by a kernel of the cpu target, numpy interprets it"
     assert fallbacks.events == (Fallback(norms, 1), Fallback(rows, 1))
 
 
@@ -149,8 +149,6 @@ def test_where_nothing_may_run_on_the_processor_no_piece_is_launched(
     exports: dict[str, Exported], library: Path
 ) -> None:
     with HostStep(exports["silu_mul and embed"], library, fallbacks=Fallbacks(allowed=False)) as step:
-        with pytest.raises(
-            RequestError, match=r"^CPU fallback disabled: op embed \(1 node\) has no kernel on the cuda"
-        ):
+        with pytest.raises(RequestError, match=r"^CPU fallback disabled: op embed \(1 node\) is not run by a kernel"):
             run(step, *FIRST)
         assert step.device.launched == []
