@@ -13,7 +13,7 @@ import torch
 from msgspec.structs import replace
 
 from flare.core.cuda_graph import Box, Bucket, CudaGraphs, KernelNode, Pointer, TensorMap
-from flare.core.tensor_maps import MapType
+from flare.core.tensor_maps import LEAST_WITH_GAPS, MapType
 from flare.errors import CoreError, ReplayDead
 from flare.replay import cuda_tensor_maps
 from flare.replay.cuda_driver import CudaDevice, DeviceError, open_device
@@ -24,6 +24,9 @@ from tests.support.fake_cuda.executor import Executor
 from tests.support.fake_cuda.library import FakeCuda
 
 BOX = Box(shape=(16, 64), swizzle=128, promotion=128)
+
+NEAR_LEAST = (LEAST_WITH_GAPS // 4, LEAST_WITH_GAPS // 4 - 16, LEAST_WITH_GAPS // 112 * 16)
+"""Strides of five or eight rows that are about as many bytes as a tensor with gaps must have."""
 
 
 def whole(shape: tuple[int, ...], strides: tuple[int, ...], offset: int = 0, segment: Any = "weights") -> TensorMap:
@@ -187,28 +190,35 @@ def test_the_fake_refuses_maps_that_the_header_forbids(
         TensorMaps(device, addresses).parameters(tensor, "bf16", box)
 
 
-def test_what_the_checks_accept_the_header_allows(device: CudaDevice, addresses: dict[str, int]) -> None:
-    """Random tensors and boxes near their limits: whatever opens a core lets pass, the driver makes a map of."""
-    random, maps, accepted = Random(1), TensorMaps(device, addresses), 0
-    for _ in range(3000):
+def test_what_the_checks_accept_the_header_allows(device: CudaDevice) -> None:
+    """Random tensors and boxes near their limits: whatever opens a core lets pass, the driver makes a map of; many of them have
+    gaps, which only tensors of some size may have."""
+    memory = 32 * LEAST_WITH_GAPS
+    maps = TensorMaps(device, {"weights": device.allocate(memory, "weights")})
+    random, accepted, gapped = Random(1), 0, 0
+    for _ in range(4000):
         rank = random.randint(1, 3)
         block = tuple(random.choice([1, 8, 16, 64, 128, 256, 512]) for _ in range(rank))
         kind = MapType("bf16", block)
         box = Box(
             shape=tuple(random.choice([size, size // 2, 8, 4]) for size in block),
-            swizzle=random.choice([0, 32, 64, 128]),
+            swizzle=random.choice([0, 0, 32, 64, 128]),
             promotion=random.choice([0, 64, 128, 256]),
         )
-        shape = tuple(random.choice([0, 1, 5, 8, 20, 64]) for _ in range(rank))
-        strides = [shape[-1] * 2]
-        for size in reversed(shape[1:-1]):
-            strides.append(strides[-1] * size + random.choice([0, 0, 0, 8, 16, -16]))
-        offset = random.choice([0, 64, WEIGHTS_BYTES - 256])
-        tensor = whole(shape, tuple(reversed(strides[: rank - 1])), offset)
+        shape = tuple(random.choice([0, 1, 5, 8, 8, 64, 200]) for _ in range(rank))
+        below, strides, gaps = 2 * shape[-1], [], False
+        for count in reversed(shape[:-1]):
+            strides.append(random.choice([below, below + 8, below + 16, below - 16, 4096, *NEAR_LEAST]))
+            gaps |= strides[-1] != below
+            below = count * strides[-1]
+        offset = random.choice([0, 64, memory - LEAST_WITH_GAPS, memory - 256])
+        base = Pointer(segment="weights", offset=offset, bytes=memory - offset)
+        tensor = TensorMap(base=base, shape=shape, strides=tuple(reversed(strides)))
         if kind.wrong_box(box) is None and kind.wrong_tensor(tensor) is None:
             maps.parameters(tensor, "bf16", box)
             accepted += 1
-    assert accepted > 100
+            gapped += gaps
+    assert accepted > 200 and gapped > 50
 
 
 def test_the_fake_has_maps_from_compute_capability_9_on(
