@@ -49,21 +49,26 @@ def describe(path: Path) -> dict[str, Any]:
 
 
 def _target(core: Core, target: CpuTarget | CudaTarget) -> dict[str, Any]:
-    """What the manifest says of a target, with what its kv pool takes and what is in its graphs."""
-    limits, page = core.manifest.limits, target.segments.kv_page_bytes
+    """What the manifest says of a target, with what its kv pools take and what is in its graphs."""
     facts: dict[str, Any] = msgspec.to_builtins(target)
-    facts["kv"] = {
-        "format": target.weights.kv_format,
-        "bytes_per_token": page // limits.page_tokens,
-        "bytes_for_full_context": -(-limits.max_context // limits.page_tokens) * page,
-    }
+    facts["kv"] = _kv(core, target)
     if isinstance(target, CudaTarget):
         facts["architectures"] = {name: _cuda_graphs(core, name) for name in sorted(target.architectures)}
         if target.host is not None:
-            facts["host"] = facts["host"] | {"graph": _cpu_graph(core.host_graph())}
+            facts["host"] |= {"kv": _kv(core, target.host.program), "graph": _cpu_graph(core.host_graph())}
     else:
         facts["graphs"] = {name: _cpu_graph(core.graph(name)) for name in sorted(target.graphs)}
     return facts
+
+
+def _kv(core: Core, part: CpuTarget | CudaTarget) -> dict[str, Any]:
+    """What keys and values take in the pool of a target, without its host part, or of a host part's program."""
+    limits, page = core.manifest.limits, part.segments.kv_page_bytes
+    return {
+        "format": part.weights.kv_format,
+        "bytes_per_token": page // limits.page_tokens,
+        "bytes_for_full_context": -(-limits.max_context // limits.page_tokens) * page,
+    }
 
 
 def _cpu_graph(graph: Graph) -> dict[str, Any]:
@@ -142,16 +147,13 @@ def render(facts: dict[str, Any]) -> str:
 
 def _target_rows(target: dict[str, Any], page_tokens: int) -> list[tuple[str, str]]:
     """What a target's graphs run on and take."""
-    weights, kv = target["weights"], target["kv"]
-    formats = ", ".join(f"{name} {size(count)}" for name, count in sorted(weights["formats"].items()))
-    token, context = size(kv["bytes_per_token"]), size(kv["bytes_for_full_context"])
     offered, graphs = [lib["isa"] for lib in target.get("libraries", ())], target.get("graphs", {})
     architectures = target.get("architectures", {})
     computes = f"; computes in {target['compute_dtype']}" if architectures else ""
     rows = [
         ("target", f"{target['kind']}: {', '.join([*offered, *architectures])}{computes}"),
-        ("weights", f"{formats}; {size(weights['decode_weight_bytes'])} read for each token"),
-        ("kv", f"{kv['format']}, pages of {page_tokens} tokens, {token} a token, {context} for a full context"),
+        ("weights", _weights_text(target["weights"])),
+        ("kv", _kv_text(target["kv"], page_tokens)),
     ]
     for name, graph in graphs.items():
         rows.append((f"graph {name}", _graph_text(graph)))
@@ -167,8 +169,20 @@ def _target_rows(target: dict[str, Any], page_tokens: int) -> list[tuple[str, st
         lacking = ", ".join(f"{count} {name}" for name, count in host["ops"].items())
         levels = ", ".join(library["isa"] for library in host["program"]["libraries"])
         rows.append(("host part", f"the processor runs {lacking}: {levels}"))
+        rows.append(("", f"weights: {_weights_text(host['program']['weights'])}"))
+        rows.append(("", f"kv: {_kv_text(host['kv'], page_tokens)}"))
         rows.append(("", _graph_text(host["graph"])))
     return rows
+
+
+def _weights_text(weights: dict[str, Any]) -> str:
+    formats = ", ".join(f"{name} {size(count)}" for name, count in sorted(weights["formats"].items()))
+    return f"{formats or 'none'}; {size(weights['decode_weight_bytes'])} read for each token"
+
+
+def _kv_text(kv: dict[str, Any], page_tokens: int) -> str:
+    token, context = size(kv["bytes_per_token"]), size(kv["bytes_for_full_context"])
+    return f"{kv['format']}, pages of {page_tokens} tokens, {token} a token, {context} for a full context"
 
 
 def _graph_text(graph: dict[str, Any]) -> str:

@@ -193,6 +193,7 @@ def test_what_has_no_kernel_is_told_and_part_of_the_core(hosted: Report) -> None
     facts = describe(hosted.output)
     assert facts["targets"][0]["host"]["graph"]["kernels"] == {"SiluMul": 1, "device": 2}
     assert "\nhost part  the processor runs 1 silu_mul: generic\n" in render(facts)
+    assert "\n           weights: none; 0 B read for each token\n" in render(facts)
     json.dumps(facts)
 
 

@@ -21,6 +21,7 @@ from ignition.inspect import describe, render
 from ignition.validate import validate_core
 from tests.support.cuda_graphs import add_cuda_target, file_of
 from tests.support.forged_cores import changed, forge, forge_manifest, forge_weights, graph, without_levels
+from tests.support.forged_targets import add_host
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -301,10 +302,13 @@ def test_a_core_for_cuda_alone(core: Path, cubins: Path) -> None:
 
 def test_inspect_shows_every_target(core: Path, cubins: Path) -> None:
     add_cuda_target(core, cubins, "sm_90a")
+    add_host(core)
+    forge_manifest(core, lambda m: m["targets"][1]["host"]["program"]["segments"].update(kv_page_bytes=4096))
     facts = describe(core)
     cpu, cuda = facts["targets"]
     assert cpu["kind"] == "cpu" and cpu["graphs"]["step"]["nodes"] > 10
     assert cuda["kv"] == {"format": "f16", "bytes_per_token": 512, "bytes_for_full_context": 16 * 8192}
+    assert cuda["host"]["kv"] == {"format": "f32", "bytes_per_token": 256, "bytes_for_full_context": 16 * 4096}
     found = cuda["architectures"]["sm_90a"]
     assert found["kernels"] == {"cuda_kernels.dot": 1, "cuda_kernels.scale": 1} and found["cubins"] == 2
     assert found["cubin_bytes"] == sum(path.stat().st_size for path in (core / "kernels" / "sm_90a").iterdir())
@@ -317,8 +321,13 @@ def test_inspect_shows_every_target(core: Path, cubins: Path) -> None:
         "1 cuda_kernels.dot, 1 cuda_kernels.scale\n",
         f"step for 1, {limits['max_step_tokens']} tokens, of 7 nodes at most\n",
         f"sample for 1, {limits['max_rows']} rows, of 3 nodes at most\n",
+        "the processor runs 2 silu_mul: x86-64-v4, x86-64-v3, generic\n",
     ):
         assert wanted in text
+    lines = [line.strip() for line in text.splitlines()]
+    assert "kv: f32, pages of 16 tokens, 256 B a token, 65.5 kB for a full context" in lines
+    weights = next(line.split(None, 1)[1] for line in lines if line.startswith("weights "))  # those of the cpu target
+    assert weights.startswith("f32 ") and f"weights: {weights}" in lines
 
 
 def test_inspect_says_what_people_ask_for(core: Path) -> None:
