@@ -58,11 +58,9 @@ def choose_backend(core: Core, settings: RuntimeSettings, fallbacks: Fallbacks) 
     from flare.replay.cuda_driver import NoDevice, open_device
 
     try:
-        device = open_device(manifest.cuda.architectures)
+        return _cuda(core, manifest.cuda, settings, open_device(manifest.cuda.architectures), fallbacks)
     except NoDevice as error:
         reason = str(error)
-    else:
-        return _cuda(core, manifest.cuda, settings, device, fallbacks)
     if not fallbacks.allowed:
         raise InputError(f"no device backend came up and CPU fallback is disabled (--no-cpu-fallback): {reason}")
     if manifest.cpu is None:
@@ -104,6 +102,7 @@ def _cuda(
     architecture = next(name for name in target.architectures if name == device.architecture)
     try:
         program = CudaProgram.open(core, architecture)
+        program.check_shared(device)
         pages = _kv_pages(
             core,
             settings,

@@ -30,6 +30,7 @@ from flare.replay.program import choose_isa, open_replay
 from flare.report import Laps
 from flare.runtime import Runtime
 from flare.sources import configure
+from tests.support.cuda_cubins import assemble
 from tests.support.forged_targets import add_cuda, add_host
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -62,10 +63,14 @@ class Device:
     """A device with a name and memory, that is either open or closed."""
 
     name, architecture = "NVIDIA H200", "sm_90a"
+    capability, shared_bytes = (9, 0), 227 << 10
 
     def __init__(self, free: int) -> None:
         self.free = free
         self.closed = 0
+
+    def __str__(self) -> str:
+        return self.name
 
     def memory(self) -> tuple[int, int]:
         return self.free, 2 * self.free
@@ -79,7 +84,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     """A device with 10 MiB free comes up, and graphs without nodes are there for it; replays of it only say what they were
     given."""
     found = Device(free=10 * MIB)
-    graphs = SimpleNamespace(arch="sm_90a", step=[], sample=[], score=[])
+    graphs = SimpleNamespace(arch="sm_90a", kernels=[], step=[], sample=[], score=[])
     monkeypatch.setattr(cuda_driver, "open_device", lambda architectures: found)
     monkeypatch.setattr("flare.replay.cuda_program.open_cuda_graphs", lambda core, architecture: (graphs, {}))
     monkeypatch.setattr(cuda, "CudaReplay", lambda program, **given: SimpleNamespace(program=program, **given))
@@ -213,6 +218,31 @@ def test_a_device_serves_from_its_own_memory(both: Path, device: Device) -> None
         replay = backend.open()
         assert (replay.device, replay.kv_pages) == (device, backend.kv_pages)
         assert replay.program.segments == segments and replay.program.weights == core.file("weights-cuda.safetensors")
+
+
+def test_a_device_without_the_shared_memory_did_not_come_up(
+    both: Path, device: Device, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its kernels, of an older architecture, would be refused by the driver; the static buffer has 100 bytes."""
+    kernel = SimpleNamespace(cubin="k", name="plain", source="attention_prefill.attention_tile", shared=112 << 10)
+    graphs = SimpleNamespace(arch="sm_80", kernels=[kernel], step=[], sample=[], score=[])
+    cubins = {"k": assemble(tmp_path, "ptxas", "sm_80")}
+    monkeypatch.setattr("flare.replay.cuda_program.open_cuda_graphs", lambda core, architecture: (graphs, cubins))
+    device.name, device.capability, device.shared_bytes = "NVIDIA A10", (8, 6), 99 << 10
+    reason = (
+        "NVIDIA A10 gives a block 101376 bytes of shared memory, kernel attention_prefill.attention_tile of sm_80 takes "
+        "114788; export the core with sm_86 among its --target cuda"
+    )
+    backend = choose(both, kv_memory=MemorySize(bytes=MIB))
+    assert (backend.kind, device.closed) == ("cpu", 1)
+    assert caplog.messages == [
+        f"CPU FALLBACK at start: no device backend came up, the core's cpu target serves: {reason}"
+    ]
+    with pytest.raises(InputError) as caught:
+        choose(both, cpu_fallback=False)
+    assert reason in str(caught.value) and caught.value.exit_code == 2 and device.closed == 2
+    device.shared_bytes = (112 << 10) + 100
+    assert choose(both).kind == "cuda" and device.closed == 2
 
 
 def test_a_host_part_is_served_from_this_machines_memory(
