@@ -138,10 +138,11 @@ def test_the_cpu_target_stands_in_and_says_so(
 def test_where_nothing_may_stand_in_the_start_is_refused(both: Path, no_device: list[list[str]]) -> None:
     with pytest.raises(InputError) as caught:
         choose(both, cpu_fallback=False)
-    refused = f"no device backend came up and CPU fallback is disabled (--no-cpu-fallback): {REASON}"
+    refused = f"no device backend came up and CPU fallback is disabled: {REASON}; or allow the fallback"
     assert str(caught.value) == refused and caught.value.exit_code == 2
-    with pytest.raises(InputError, match="CPU fallback is disabled"):
+    with pytest.raises(InputError) as caught:
         flare.open(both, threads=1, cpu_fallback=False)
+    assert str(caught.value) == f"cpu_fallback: {refused}"
 
 
 def test_a_core_for_devices_alone_needs_one(tiny_core: Path, tmp_path: Path, no_device: list[list[str]]) -> None:
@@ -151,8 +152,10 @@ def test_a_core_for_devices_alone_needs_one(tiny_core: Path, tmp_path: Path, no_
         choose(core)
     line = str(caught.value)
     assert line.startswith("no device backend came up, and core ") and REASON in line
-    assert line.endswith("; or export it with --target cpu as well") and caught.value.exit_code == 2
-    with pytest.raises(InputError, match="CPU fallback is disabled"):
+    assert line.endswith("; or export the core with --target cpu as well") and caught.value.exit_code == 2
+    with pytest.raises(
+        InputError, match="disabled: .*; or export the core with --target cpu as well and allow the fallback$"
+    ):
         choose(core, cpu_fallback=False)
 
 
@@ -162,10 +165,16 @@ def test_a_cpu_core_falls_back_to_nothing(tiny_core: Path, no_device: list[list[
 
 
 @pytest.mark.parametrize(
-    ("options", "variables"), [(["--no-cpu-fallback"], {}), ([], {"FLARE_REQUIRE_DEVICE_KERNELS": "1"})]
+    ("options", "variables", "place"),
+    [
+        (["--no-cpu-fallback"], {"FLARE_CPU_FALLBACK": "0"}, "--no-cpu-fallback"),
+        ([], {"FLARE_REQUIRE_DEVICE_KERNELS": "1"}, "FLARE_REQUIRE_DEVICE_KERNELS"),
+    ],
 )
-def test_the_command_refuses_with_one_line(both: Path, options: list[str], variables: dict[str, str]) -> None:
-    """Whatever this machine has: no device is visible to the process."""
+def test_the_command_refuses_with_one_line(
+    both: Path, options: list[str], variables: dict[str, str], place: str
+) -> None:
+    """It names what disabled the fallback. Whatever this machine has: no device is visible to the process."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("FLARE_")}
     found = subprocess.run(
         [sys.executable, "-m", "flare.cli", "serve", str(both), "--port", "0", *options],
@@ -176,9 +185,8 @@ def test_the_command_refuses_with_one_line(both: Path, options: list[str], varia
         timeout=60,
     )
     assert found.returncode == 2 and found.stderr.count("\n") == 1, found
-    assert found.stderr.startswith(
-        "flare: no device backend came up and CPU fallback is disabled (--no-cpu-fallback): no CUDA "
-    )
+    assert found.stderr.startswith(f"flare: {place}: no device backend came up and CPU fallback is disabled: no CUDA ")
+    assert found.stderr.endswith("; or allow the fallback\n")
 
 
 def test_the_command_serves_with_a_warning(both: Path) -> None:
@@ -380,6 +388,9 @@ def test_where_the_setting_comes_from(
 ) -> None:
     configuration = configure(options, variables)
     assert configuration.values["cpu_fallback"] == (value, source) and configuration.warnings == []
+    if not value:
+        named = "--no-cpu-fallback" if source == "--cpu-fallback" else source
+        assert configuration.place("cpu_fallback") == named
     assert configure({"core": "c", **options}, variables).runtime().cpu_fallback is value
 
 

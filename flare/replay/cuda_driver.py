@@ -349,10 +349,8 @@ def open_device(architectures: Iterable[str]) -> CudaDevice:
     api = load_bindings()
     try:
         result = api.cuInit(0)[0]
-    except RuntimeError as error:
-        raise NoDevice(
-            f"no CUDA driver: libcuda.so.1 does not load ({_line(error)}); install NVIDIA's driver"
-        ) from None
+    except RuntimeError:
+        raise NoDevice("no CUDA driver: libcuda.so.1 does not load; install NVIDIA's driver") from None
     if result:
         raise NoDevice(
             f"no CUDA device: {_described(api, 'cuInit', result)[1]}; see nvidia-smi and CUDA_VISIBLE_DEVICES"

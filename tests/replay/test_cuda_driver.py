@@ -189,9 +189,7 @@ def test_no_driver_and_no_bindings_are_told_apart(fake: FakeCuda, monkeypatch: p
 
     with monkeypatch.context() as patch:
         patch.setattr(cuda_driver, "load_bindings", lambda: SimpleNamespace(cuInit=missing))
-        assert refusal() == (
-            "no CUDA driver: libcuda.so.1 does not load (libcuda is not there); install NVIDIA's driver"
-        )
+        assert refusal() == "no CUDA driver: libcuda.so.1 does not load; install NVIDIA's driver"
     with monkeypatch.context() as patch:
         for name in ("cuda", "cuda.bindings", "cuda.bindings.driver"):
             patch.setitem(sys.modules, name, None)
