@@ -15,7 +15,7 @@ from flare import memory
 from flare.config import RuntimeSettings
 from flare.core.directory import Core
 from flare.core.manifest import CpuTarget, CudaTarget
-from flare.errors import InputError
+from flare.errors import InputError, SettingError
 from flare.fallbacks import NO_DEVICE, Fallbacks
 
 if TYPE_CHECKING:
@@ -49,8 +49,8 @@ def choose_backend(core: Core, settings: RuntimeSettings, fallbacks: Fallbacks) 
     """Returns what will serve the core; steps that the cpu target runs in the place of a device, or in part, are recorded in
     `fallbacks`.
 
-    Raises InputError where nothing here can, or may, serve it or there is too little memory for its weights, SettingError where
-    there is too little for keys and values, and CoreError for a bad core.
+    Raises InputError where nothing here can serve it or there is too little memory for its weights, SettingError where nothing
+    may or there is too little for keys and values, and CoreError for a bad core.
     """
     manifest = core.manifest
     if manifest.cuda is None:
@@ -58,17 +58,20 @@ def choose_backend(core: Core, settings: RuntimeSettings, fallbacks: Fallbacks) 
     from flare.replay.cuda_driver import NoDevice, open_device
 
     try:
-        device = open_device(manifest.cuda.architectures)
+        return _cuda(core, manifest.cuda, settings, open_device(manifest.cuda.architectures), fallbacks)
     except NoDevice as error:
         reason = str(error)
-    else:
-        return _cuda(core, manifest.cuda, settings, device, fallbacks)
     if not fallbacks.allowed:
-        raise InputError(f"no device backend came up and CPU fallback is disabled (--no-cpu-fallback): {reason}")
+        remedy = "allow the fallback"
+        if manifest.cpu is None:
+            remedy = f"export the core with --target cpu as well and {remedy}"
+        raise SettingError(
+            "cpu_fallback", f"no device backend came up and CPU fallback is disabled: {reason}; or {remedy}"
+        )
     if manifest.cpu is None:
         raise InputError(
             f"no device backend came up, and core {manifest.model.id} has nothing else to run on: {reason}; "
-            "or export it with --target cpu as well"
+            "or export the core with --target cpu as well"
         )
     _log.warning("CPU FALLBACK at start: no device backend came up, the core's cpu target serves: %s", reason)
     return _cpu(core, settings, fallbacks, instead_of_device=NO_DEVICE)
@@ -104,6 +107,7 @@ def _cuda(
     architecture = next(name for name in target.architectures if name == device.architecture)
     try:
         program = CudaProgram.open(core, architecture)
+        program.check_shared(device)
         pages = _kv_pages(
             core,
             settings,

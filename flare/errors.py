@@ -22,8 +22,8 @@ class InputError(FlareError):
 
 
 class SettingError(InputError):
-    """What the setting of that name asks for cannot be had. The line begins with its value; who knows where that was given
-    puts it before, see `Configuration.naming`."""
+    """What the setting of that name asks for cannot be had. The line begins with its value, but for a switch; who
+    knows where that was given puts it before, see `Configuration.naming`."""
 
     def __init__(self, setting: str, message: str) -> None:
         super().__init__(message)

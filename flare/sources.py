@@ -62,7 +62,9 @@ class Configuration:
 
         Of a default it is the option by which another value would be given.
         """
-        setting, source = BY_NAME[name], self.values[name].source
+        setting, (value, source) = BY_NAME[name], self.values[name]
+        if value is False and source == setting.flag:
+            return f"--no-{setting.flag.removeprefix('--')}"
         if source == "file":
             return f"{self._file}: {setting.key}"
         return {"argument": name, "default": setting.flag or name}.get(source, source)

@@ -31,6 +31,7 @@ from flare.replay.program import choose_isa, open_replay
 from flare.report import Laps
 from flare.runtime import Runtime
 from flare.sources import configure
+from tests.support.cuda_cubins import assemble
 from tests.support.forged_cores import forge_manifest
 from tests.support.forged_targets import add_cuda, add_host
 
@@ -64,10 +65,14 @@ class Device:
     """A device with a name and memory, that is either open or closed."""
 
     name, architecture = "NVIDIA H200", "sm_90a"
+    capability, shared_bytes = (9, 0), 227 << 10
 
     def __init__(self, free: int) -> None:
         self.free = free
         self.closed = 0
+
+    def __str__(self) -> str:
+        return self.name
 
     def memory(self) -> tuple[int, int]:
         return self.free, 2 * self.free
@@ -81,7 +86,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     """A device with 10 MiB free comes up, and graphs without nodes are there for it; replays of it only say what they were
     given."""
     found = Device(free=10 * MIB)
-    graphs = SimpleNamespace(arch="sm_90a", step=[], sample=[], score=[])
+    graphs = SimpleNamespace(arch="sm_90a", kernels=[], step=[], sample=[], score=[])
     monkeypatch.setattr(cuda_driver, "open_device", lambda architectures: found)
     monkeypatch.setattr("flare.replay.cuda_program.open_cuda_graphs", lambda core, architecture: (graphs, {}))
     monkeypatch.setattr(cuda, "CudaReplay", lambda program, **given: SimpleNamespace(program=program, **given))
@@ -135,10 +140,11 @@ def test_the_cpu_target_stands_in_and_says_so(
 def test_where_nothing_may_stand_in_the_start_is_refused(both: Path, no_device: list[list[str]]) -> None:
     with pytest.raises(InputError) as caught:
         choose(both, cpu_fallback=False)
-    refused = f"no device backend came up and CPU fallback is disabled (--no-cpu-fallback): {REASON}"
+    refused = f"no device backend came up and CPU fallback is disabled: {REASON}; or allow the fallback"
     assert str(caught.value) == refused and caught.value.exit_code == 2
-    with pytest.raises(InputError, match="CPU fallback is disabled"):
+    with pytest.raises(InputError) as caught:
         flare.open(both, threads=1, cpu_fallback=False)
+    assert str(caught.value) == f"cpu_fallback: {refused}"
 
 
 def test_a_core_for_devices_alone_needs_one(tiny_core: Path, tmp_path: Path, no_device: list[list[str]]) -> None:
@@ -148,8 +154,10 @@ def test_a_core_for_devices_alone_needs_one(tiny_core: Path, tmp_path: Path, no_
         choose(core)
     line = str(caught.value)
     assert line.startswith("no device backend came up, and core ") and REASON in line
-    assert line.endswith("; or export it with --target cpu as well") and caught.value.exit_code == 2
-    with pytest.raises(InputError, match="CPU fallback is disabled"):
+    assert line.endswith("; or export the core with --target cpu as well") and caught.value.exit_code == 2
+    with pytest.raises(
+        InputError, match="disabled: .*; or export the core with --target cpu as well and allow the fallback$"
+    ):
         choose(core, cpu_fallback=False)
 
 
@@ -159,10 +167,16 @@ def test_a_cpu_core_falls_back_to_nothing(tiny_core: Path, no_device: list[list[
 
 
 @pytest.mark.parametrize(
-    ("options", "variables"), [(["--no-cpu-fallback"], {}), ([], {"FLARE_REQUIRE_DEVICE_KERNELS": "1"})]
+    ("options", "variables", "place"),
+    [
+        (["--no-cpu-fallback"], {"FLARE_CPU_FALLBACK": "0"}, "--no-cpu-fallback"),
+        ([], {"FLARE_REQUIRE_DEVICE_KERNELS": "1"}, "FLARE_REQUIRE_DEVICE_KERNELS"),
+    ],
 )
-def test_the_command_refuses_with_one_line(both: Path, options: list[str], variables: dict[str, str]) -> None:
-    """Whatever this machine has: no device is visible to the process."""
+def test_the_command_refuses_with_one_line(
+    both: Path, options: list[str], variables: dict[str, str], place: str
+) -> None:
+    """It names what disabled the fallback. Whatever this machine has: no device is visible to the process."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("FLARE_")}
     found = subprocess.run(
         [sys.executable, "-m", "flare.cli", "serve", str(both), "--port", "0", *options],
@@ -173,9 +187,8 @@ def test_the_command_refuses_with_one_line(both: Path, options: list[str], varia
         timeout=60,
     )
     assert found.returncode == 2 and found.stderr.count("\n") == 1, found
-    assert found.stderr.startswith(
-        "flare: no device backend came up and CPU fallback is disabled (--no-cpu-fallback): no CUDA "
-    )
+    assert found.stderr.startswith(f"flare: {place}: no device backend came up and CPU fallback is disabled: no CUDA ")
+    assert found.stderr.endswith("; or allow the fallback\n")
 
 
 def test_the_command_serves_with_a_warning(both: Path) -> None:
@@ -215,6 +228,31 @@ def test_a_device_serves_from_its_own_memory(both: Path, device: Device) -> None
         replay = backend.open()
         assert (replay.device, replay.kv_pages) == (device, backend.kv_pages)
         assert replay.program.segments == segments and replay.program.weights == core.file("weights-cuda.safetensors")
+
+
+def test_a_device_without_the_shared_memory_did_not_come_up(
+    both: Path, device: Device, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its kernels, of an older architecture, would be refused by the driver; the static buffer has 100 bytes."""
+    kernel = SimpleNamespace(cubin="k", name="plain", source="attention_prefill.attention_tile", shared=112 << 10)
+    graphs = SimpleNamespace(arch="sm_80", kernels=[kernel], step=[], sample=[], score=[])
+    cubins = {"k": assemble(tmp_path, "ptxas", "sm_80")}
+    monkeypatch.setattr("flare.replay.cuda_program.open_cuda_graphs", lambda core, architecture: (graphs, cubins))
+    device.name, device.capability, device.shared_bytes = "NVIDIA A10", (8, 6), 99 << 10
+    reason = (
+        "NVIDIA A10 gives a block 101376 bytes of shared memory, kernel attention_prefill.attention_tile of sm_80 takes "
+        "114788; export the core with sm_86 among its --target cuda"
+    )
+    backend = choose(both, kv_memory=MemorySize(bytes=MIB))
+    assert (backend.kind, device.closed) == ("cpu", 1)
+    assert caplog.messages == [
+        f"CPU FALLBACK at start: no device backend came up, the core's cpu target serves: {reason}"
+    ]
+    with pytest.raises(InputError) as caught:
+        choose(both, cpu_fallback=False)
+    assert reason in str(caught.value) and caught.value.exit_code == 2 and device.closed == 2
+    device.shared_bytes = (112 << 10) + 100
+    assert choose(both).kind == "cuda" and device.closed == 2
 
 
 def test_a_host_part_is_served_from_this_machines_memory(
@@ -381,6 +419,9 @@ def test_where_the_setting_comes_from(
 ) -> None:
     configuration = configure(options, variables)
     assert configuration.values["cpu_fallback"] == (value, source) and configuration.warnings == []
+    if not value:
+        named = "--no-cpu-fallback" if source == "--cpu-fallback" else source
+        assert configuration.place("cpu_fallback") == named
     assert configure({"core": "c", **options}, variables).runtime().cpu_fallback is value
 
 

@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from types import ModuleType
 from typing import Any
 
+from flare.core.architectures import ABILITIES
 from flare.errors import CoreError, FlareError, InputError, ReplayDead
 
 PLAIN_SHARED_BYTES = 48 * 1024
@@ -42,8 +43,8 @@ _REFUSED_IMAGE = frozenset(
 
 
 class NoDevice(InputError):
-    """No CUDA device can be used here: no bindings, no driver, no device, or none that the core has kernels for. The caller may
-    serve another target of the core instead."""
+    """No CUDA device can be used here: no bindings, no driver, no device, or none that the core has kernels for, or none that
+    can run them. The caller may serve another target of the core instead."""
 
 
 class DeviceError(FlareError):
@@ -85,6 +86,14 @@ def architecture_for(available: Iterable[str], capability: tuple[int, int]) -> s
         if runs:
             best = max(best or (0, False, ""), (number, exact, name))
     return best and best[2]
+
+
+def kernels_remedy(*capabilities: tuple[int, int]) -> str:
+    """Returns what gives a core kernels for devices of any of these compute capabilities."""
+    named = dict.fromkeys(architecture_for(ABILITIES, capability) for capability in capabilities)
+    if known := [name for name in named if name is not None]:
+        return f"export the core with {' or '.join(known)} among its --target cuda"
+    return f"no architecture that cores are exported for runs there ({', '.join(ABILITIES)})"
 
 
 def load_bindings() -> ModuleType:
@@ -129,8 +138,14 @@ class CudaDevice:
             self._attribute(getattr(attribute, f"CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_{part}"))
             for part in ("MAJOR", "MINOR")
         )
+        self.shared_bytes = self._attribute(attribute.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)
+        """Most shared memory of a block, static and dynamic together."""
         name = self.call("cuDeviceGetName", 256, handle)
         self.name = bytes(name).split(b"\0")[0].decode(errors="replace").strip()
+
+    def __str__(self) -> str:
+        """The device with its compute capability, for messages."""
+        return f"{self.name} (compute capability {self.capability[0]}.{self.capability[1]})"
 
     def start(self) -> None:
         """Takes the primary context and makes the stream. Raises NoDevice if the device cannot be had (in exclusive use, out of
@@ -334,10 +349,8 @@ def open_device(architectures: Iterable[str]) -> CudaDevice:
     api = load_bindings()
     try:
         result = api.cuInit(0)[0]
-    except RuntimeError as error:
-        raise NoDevice(
-            f"no CUDA driver: libcuda.so.1 does not load ({_line(error)}); install NVIDIA's driver"
-        ) from None
+    except RuntimeError:
+        raise NoDevice("no CUDA driver: libcuda.so.1 does not load; install NVIDIA's driver") from None
     if result:
         raise NoDevice(
             f"no CUDA device: {_described(api, 'cuInit', result)[1]}; see nvidia-smi and CUDA_VISIBLE_DEVICES"
@@ -348,7 +361,7 @@ def open_device(architectures: Iterable[str]) -> CudaDevice:
         raise NoDevice(
             f"no CUDA device: the driver supports CUDA {found}, at least {least} is needed; install a newer one"
         )
-    seen = []
+    seen: list[CudaDevice] = []
     for ordinal in range(api.cuDeviceGetCount()[1]):
         try:
             device = CudaDevice(api, api.cuDeviceGet(ordinal)[1])
@@ -359,10 +372,10 @@ def open_device(architectures: Iterable[str]) -> CudaDevice:
             device.architecture = architecture
             device.start()
             return device
-        seen.append(f"{device.name} (compute capability {device.capability[0]}.{device.capability[1]})")
+        seen.append(device)
     raise NoDevice(
         f"no CUDA device for this core: it has kernels for {', '.join(offered) or 'nothing'}, here there is "
-        f"{', '.join(seen) or 'none'}; export the core with that architecture among its --target cuda"
+        f"{', '.join(map(str, seen)) or 'none'}; {kernels_remedy(*(device.capability for device in seen))}"
     )
 
 

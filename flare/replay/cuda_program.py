@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flare.core.architectures import Architecture
+from flare.core.cubin import read_cubin
 from flare.core.cuda_checks import open_cuda_graphs
 from flare.core.cuda_graph import CudaGraphs
 from flare.core.manifest import CudaSegments
 from flare.errors import InputError
 from flare.memory import check_reserved
+from flare.replay.cuda_driver import CudaDevice, NoDevice, kernels_remedy
 from flare.replay.cuda_host import HostProgram
 
 if TYPE_CHECKING:
@@ -76,6 +78,18 @@ class CudaProgram:
         nodes = sum(len(bucket.nodes) for buckets in (graphs.step, graphs.sample, graphs.score) for bucket in buckets)
         kernels = sum(map(len, self.cubins.values()))
         return segments.weights_bytes + segments.arena_bytes + segments.io_bytes + kernels + nodes * NODE_BYTES
+
+    def check_shared(self, device: CudaDevice) -> None:
+        """Raises NoDevice when a kernel takes more shared memory, static included, than the device gives a block: cubins also
+        run on devices of a greater minor version, which may have less of it than those that they were made for."""
+        read = {file: read_cubin(data, file).kernels for file, data in self.cubins.items()}
+        for kernel in self.graphs.kernels:
+            taken = kernel.shared + read[kernel.cubin][kernel.name].shared
+            if taken > device.shared_bytes:
+                raise NoDevice(
+                    f"{device} gives a block {device.shared_bytes} bytes of shared memory, kernel {kernel.source} of "
+                    f"{self.graphs.arch} takes {taken}; {kernels_remedy(device.capability)}"
+                )
 
     def check_memory(self, kv_pages: int, free: int, device: str) -> None:
         """Raises InputError when a device of that name and so many free bytes cannot hold the core with so many kv pages."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import sys
 from pathlib import Path
@@ -9,12 +10,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from flare.errors import CoreError, InputError, ReplayDead
 from flare.replay import cuda_driver
-from flare.replay.cuda_driver import FATAL, DeviceError, NoDevice, architecture_for, open_device
+from flare.replay.cuda_driver import FATAL, DeviceError, NoDevice, architecture_for, kernels_remedy, open_device
+from tests.support.cuda_cubins import assemble
 from tests.support.fake_cuda.library import FakeCuda, header
-from tests.support.tiny_cuda.core import tiny_graphs
+from tests.support.tiny_cuda.core import tiny_graphs, tiny_program
 
 ALL = ["sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_103a", "sm_120a"]
 
@@ -109,8 +112,12 @@ def test_no_device_is_said_in_one_line_each(fake: FakeCuda, monkeypatch: pytest.
     fake.set("capability", 75)
     assert refusal("sm_80", "sm_90a") == (
         "no CUDA device for this core: it has kernels for sm_80, sm_90a, here there is fake device 0 (compute capability "
-        "7.5), fake device 1 (compute capability 7.5); export the core with that architecture among its --target cuda"
+        "7.5), fake device 1 (compute capability 7.5); no architecture that cores are exported for runs there (sm_80, sm_86, "
+        "sm_89, sm_90a, sm_100a, sm_103a, sm_120a)"
     )
+    for capability, name in ((100, "sm_100a"), (89, "sm_89"), (87, "sm_86")):
+        fake.set("capability", capability)
+        assert refusal("sm_90a").endswith(f"; export the core with {name} among its --target cuda")
     fake.reset()
     fake.set("driver", 12020)
     assert refusal() == ("no CUDA device: the driver supports CUDA 12.2, at least 12.3 is needed; install a newer one")
@@ -132,15 +139,57 @@ def test_no_device_is_said_in_one_line_each(fake: FakeCuda, monkeypatch: pytest.
     assert refusal().startswith("CUDA device 0 cannot be used: cuDeviceGetAttribute: CUDA_ERROR_INVALID_DEVICE")
 
 
+def test_a_remedy_names_an_architecture_of_each_device() -> None:
+    assert kernels_remedy((10, 0), (12, 1), (9, 0), (10, 0)) == (
+        "export the core with sm_100a or sm_90a among its --target cuda"
+    )
+
+
+@pytest.mark.parametrize(
+    ("capability", "architecture", "kib"), [(80, "sm_80", 163), (86, "sm_80", 99), (89, "sm_86", 99)]
+)
+def test_kernels_of_an_older_architecture_may_take_too_much(
+    fake: FakeCuda, tiny_kernels: Path, tmp_path: Path, capability: int, architecture: str, kib: int
+) -> None:
+    """The check says beforehand what the driver would refuse: the static buffer has 100 bytes."""
+    image = assemble(tmp_path, "ptxas", architecture)
+    graphs, _ = tiny_graphs(tiny_kernels)
+    fake.set("capability", capability)
+    device = open_device([architecture])
+    try:
+        assert device.shared_bytes == kib << 10
+        for shared, fits in (((kib << 10) - 100, True), ((kib << 10) - 99, False)):
+            kernel = replace(graphs.kernels[0], cubin="k.cubin", name="plain", source="a.tile", shared=shared)
+            program = tiny_program(tiny_kernels, tmp_path / "weights")
+            program = dataclasses.replace(
+                program,
+                graphs=replace(graphs, arch=architecture, kernels=[kernel]),
+                cubins={"k.cubin": image},
+            )
+            if fits:
+                program.check_shared(device)
+                assert device.load_kernels(image, {"plain": shared}, "k.cubin")
+                continue
+            with pytest.raises(NoDevice) as error:
+                program.check_shared(device)
+            assert str(error.value) == (
+                f"fake device 0 (compute capability {capability // 10}.{capability % 10}) gives a block {kib << 10} bytes of "
+                f"shared memory, kernel a.tile of {architecture} takes {(kib << 10) + 1}; export the core with "
+                f"sm_{capability} among its --target cuda"
+            )
+            with pytest.raises(CoreError, match="cuKernelSetAttribute"):
+                device.load_kernels(image, {"plain": shared}, "k.cubin")
+    finally:
+        device.close()
+
+
 def test_no_driver_and_no_bindings_are_told_apart(fake: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(flags: int) -> Any:
         raise RuntimeError("libcuda is not there\nsecond line")  # as the bindings do at their first call
 
     with monkeypatch.context() as patch:
         patch.setattr(cuda_driver, "load_bindings", lambda: SimpleNamespace(cuInit=missing))
-        assert refusal() == (
-            "no CUDA driver: libcuda.so.1 does not load (libcuda is not there); install NVIDIA's driver"
-        )
+        assert refusal() == "no CUDA driver: libcuda.so.1 does not load; install NVIDIA's driver"
     with monkeypatch.context() as patch:
         for name in ("cuda", "cuda.bindings", "cuda.bindings.driver"):
             patch.setitem(sys.modules, name, None)

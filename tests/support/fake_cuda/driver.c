@@ -21,7 +21,6 @@
 
 #define EXPORT __attribute__((visibility("default")))
 #define GUARD 256
-#define OPTIN_SHARED 232448  // of compute capability 9.0
 #define MOST_PARAMS 256
 
 typedef int (*Hook)(const void* image, size_t image_bytes, const char* kernel, const unsigned* grid, int params, void** values,
@@ -195,12 +194,18 @@ CUresult cuDeviceGetName(char* name, int length, CUdevice device) {
   snprintf(name, length, "fake device %d", device);
   return CUDA_SUCCESS;
 }
+// Most shared memory of a block, as the CUDA C++ Programming Guide has it for each compute capability.
+static int most_shared(void) {
+  if (capability == 80 || capability == 87) return 163 << 10;
+  return capability < 90 || capability >= 120 ? 99 << 10 : 227 << 10;
+}
 CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute attribute, CUdevice device) {
   ENTER;
   (void)device;
   switch (attribute) {
     case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR: *value = (int)capability / 10; return CUDA_SUCCESS;
     case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR: *value = (int)capability % 10; return CUDA_SUCCESS;
+    case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN: *value = most_shared(); return CUDA_SUCCESS;
     default: return refuse(CUDA_ERROR_INVALID_VALUE, "the fake knows nothing of attribute %d", attribute);
   }
 }

@@ -85,7 +85,7 @@ CUresult cuKernelSetAttribute(CUfunction_attribute attribute, int value, CUkerne
   IN_CONTEXT;
   (void)device;
   Function* f = (Function*)kernel;
-  if (attribute != CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES || value + (int)f->static_shared > OPTIN_SHARED)
+  if (attribute != CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES || value + (int)f->static_shared > most_shared())
     return refuse(CUDA_ERROR_INVALID_VALUE, "invalid argument");
   f->attribute = value;
   return CUDA_SUCCESS;
