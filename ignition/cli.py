@@ -131,7 +131,9 @@ def export(
         str,
         typer.Argument(metavar="RECIPE|DIR|FILE.gguf", help="A named recipe, a checkpoint directory, or a GGUF file."),
     ],
-    output: Annotated[Path, typer.Option("-o", "--output", metavar="CORE", help="Where to write the core.")],
+    output: Annotated[
+        Path, typer.Option("-o", "--output", metavar="CORE", help="Where to write the core; one there is replaced.")
+    ],
     checkpoint: Annotated[
         str | None,
         typer.Option(

@@ -3,7 +3,8 @@
     python -m benchmarks.gpu_check [--bundle gpu-check] [--out gpu-check.json] [--only PATTERN]... [--seconds 450]
 
 Needs torch, numpy and cuda-bindings; msgspec comes with the bundle where it is missing. Exits with 1 if a check failed or
-time ran out. It always ends, and writes what it has, in a few seconds more than it was given.
+time ran out, with 2 where there is nothing to run. It always ends, and writes what it has, in a few seconds more
+than it was given.
 """
 
 from __future__ import annotations
@@ -28,24 +29,35 @@ FORMAT = "flare-gpu-check"
 
 def main(arguments: Sequence[str] | None = None, command: Sequence[str] = COMMAND) -> int:
     """Runs the check; `command` runs a group. Returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_check", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--bundle", type=Path, default=ROOT / "gpu-check", help="folder that gpu-bundle made")
-    parser.add_argument("--out", type=Path, default=Path("gpu-check.json"), help="file for what is found")
-    parser.add_argument("--only", action="append", default=[], help="groups to run, such as 'kernels:*' (repeatable)")
-    parser.add_argument("--seconds", type=float, default=450.0, help="time after which nothing more is begun")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.gpu_check",
+        description="Checks the cuda target on this machine's device, by the cores of a bundle.",
+    )
+    parser.add_argument(
+        "--bundle", type=Path, default=ROOT / "gpu-check", help="folder that gpu-bundle made (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("gpu-check.json"), help="file for what is found (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--only", action="append", default=[], help="groups to run, such as 'kernels:*' (repeatable; default: all)"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=450.0, help="time after which nothing more is begun (default: %(default)g)"
+    )
     options = parser.parse_args(arguments)
     names = core_names(options.bundle)
     if not names:
-        parser.error(
-            f"--bundle {options.bundle}: no cores there; make one with `make gpu-bundle` where the exporter is"
+        return _refuse(
+            f"--bundle {options.bundle}: no cores there; make it with `make gpu-bundle` where the exporter is"
         )
     chosen = groups(names, options.only)
     if not chosen:
-        parser.error(f"--only {', '.join(options.only)}: no group matches; there are {', '.join(groups(names, []))}")
+        return _refuse(f"--only {', '.join(options.only)}: no group matches; there are {', '.join(groups(names, []))}")
     brought = _brought(options.bundle)
     if missing := [str(path) for path in brought if not path.is_dir()]:
         here = f"Python {sys.version_info.major}.{sys.version_info.minor}"
-        parser.error(
+        return _refuse(
             f"msgspec is not installed for {here}, and there is no {missing[0]}; install it, or use another Python"
         )
     os.environ["PYTHONPATH"] = os.pathsep.join(map(str, [ROOT, *brought, *_inherited()]))
@@ -91,6 +103,11 @@ def run(bundle: Path, out: Path, names: list[str], chosen: list[str], seconds: f
     failed = sum(not check["ok"] for check in checks)
     print(f"{len(checks)} checks, {failed} failed, {len(not_run)} groups without an end: {out}")
     return 0 if good else 1
+
+
+def _refuse(problem: str) -> int:
+    print(problem, file=sys.stderr)
+    return 2
 
 
 def line(check: dict[str, Any], seconds: float) -> str:

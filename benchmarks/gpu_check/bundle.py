@@ -32,9 +32,19 @@ MOST_BYTES = 60 << 20
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_check.bundle")
-    parser.add_argument("folder", type=Path, nargs="?", default=ROOT / "gpu-check")
-    parser.add_argument("--architecture", action="append", choices=get_args(Architecture), default=None)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.gpu_check.bundle",
+        description="Exports the cores that `python -m benchmarks.gpu_check` runs on a machine with a device; takes minutes.",
+    )
+    parser.add_argument(
+        "folder", type=Path, nargs="?", default=ROOT / "gpu-check", help="where to write (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--architecture",
+        action="append",
+        choices=get_args(Architecture),
+        help="architecture to export for (repeatable; default: sm_90a)",
+    )
     options = parser.parse_args()
     make_bundle(options.folder, options.architecture or ["sm_90a"], MODELS)
     size = sum(file.stat().st_size for file in options.folder.rglob("*") if file.is_file())

@@ -74,18 +74,6 @@ class _Lowering:
         )
 
     def run(self) -> Lowered:
-        handlers = {
-            "embed": self._embed,
-            "rope_angles": self._rope_angles,
-            "rms_norm": self._rms_norm,
-            "linear": self._linear,
-            "rope": self._rope,
-            "kv_write": self._kv_write,
-            "attention": self._attention,
-            "silu_mul": self._silu_mul,
-            "add": self._add,
-            "take_rows": self._take_rows,
-        }
         self._absorb()
         for node in self.graph.nodes:
             if id(node) in self.absorbed:
@@ -93,7 +81,7 @@ class _Lowering:
             if id(node) in self.called:
                 self._call_back(node)
             else:
-                handlers[node.op](node)
+                _HANDLERS[node.op](self, node)
         return self.result
 
     def _has_kernel(self, node: Node, kernels: Collection[str]) -> bool:
@@ -402,3 +390,7 @@ def _out(storage: str) -> str:
 
 def _flag(value: bool) -> str:
     return "true" if value else "false"
+
+
+_HANDLERS = {op: getattr(_Lowering, f"_{op}") for op in KERNELS}
+"""By op: the method that makes its calls."""

@@ -94,17 +94,6 @@ class _Lowering:
         self.pages = -(-limits.max_context // limits.page_tokens)
 
     def run(self) -> Lowered:
-        handlers = {
-            "embed": self._embed,
-            "rope_angles": self._rope_angles,
-            "rms_norm": self._rms_norm,
-            "linear": self._linear,
-            "kv_write": self._kv_write,
-            "attention": self._attention,
-            "silu_mul": self._silu_mul,
-            "add": self._add,
-            "take_rows": self._take_rows,
-        }
         cuts = cut(self.graph, self.places)
         at = 0
         for node in self.graph.nodes:
@@ -112,7 +101,7 @@ class _Lowering:
                 continue
             while at < cuts.piece[id(node)]:
                 at = self._cut(cuts, at)
-            handlers[node.op](node)
+            _HANDLERS[node.op](self, node)
         while at < len(cuts.host):
             at = self._cut(cuts, at)
         return Lowered(
@@ -429,3 +418,7 @@ class _Lowering:
             reads=[source],
             writes=[out],
         )
+
+
+_HANDLERS = {op: getattr(_Lowering, f"_{op}") for op in KERNELS - {"rope"}}
+"""By op: the method that makes its works. rope is always a part of another op's."""

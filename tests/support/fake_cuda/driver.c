@@ -18,6 +18,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #define EXPORT __attribute__((visibility("default")))
 #define GUARD 256
@@ -147,11 +148,25 @@ EXPORT int fake_set(const char* name, int64_t value) {
   return 1;
 }
 
-// "function=result@call"; "" takes an injection back.
+// Whether the driver has a function of this name; the version behind it may be left out.
+static int is_function(const char* name) {
+  Dl_info info;
+  void* self = dladdr((void*)fake_set, &info) ? dlopen(info.dli_fname, RTLD_NOW | RTLD_NOLOAD) : NULL;
+  char text[80];
+  for (int version = 1; self && !strncmp(name, "cu", 2) && version < 5; ++version) {
+    snprintf(text, sizeof text, version > 1 ? "%s_v%d" : "%s", name, version);
+    if (dlsym(self, text)) return 1;
+  }
+  return 0;
+}
+
+// "function=result@call"; "" takes an injection back. 1: not of that form, or no such function.
 EXPORT int fake_fail(const char* text) {
   failing[0] = 0;
   fail_after = 1;
-  return *text && sscanf(text, "%63[^=]=%d@%d", failing, &fail_result, &fail_after) < 2;
+  if (!*text || (sscanf(text, "%63[^=]=%d@%d", failing, &fail_result, &fail_after) >= 2 && is_function(failing))) return 0;
+  failing[0] = 0;
+  return 1;
 }
 
 EXPORT int fake_blocks(uint64_t* begin, uint64_t* size, int most) {
@@ -169,7 +184,10 @@ __attribute__((constructor)) static void read_environment(void) {
     *settings[i].value = text ? atoll(text) : settings[i].usual;
   }
   const char* text = getenv("FAKE_CUDA_FAIL");
-  if (text && fake_fail(text)) abort();
+  if (text && fake_fail(text)) {
+    fprintf(stderr, "FAKE_CUDA_FAIL: %s is not function=result or function=result@n of a function of the fake driver\n", text);
+    _exit(2);
+  }
 }
 
 // Devices, contexts, errors.
