@@ -5,12 +5,11 @@ What goes between them is copied by the numbers of both files: how many values, 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from flare.core.cuda_graph import Bucket, CudaGraphs, HostRows, Pointer
-from flare.core.graph import DEVICE, Argument, Graph, Node, Tensor
+from flare.core.graph import DEVICE, MAX_DIMENSIONS, Argument, Graph, Node, Tensor, elements
 from flare.core.manifest import Limits, Manifest
 from flare.errors import CoreError
 
@@ -92,7 +91,7 @@ def _wrong_piece(
 ) -> str | None:
     op = node.op
     if op is None or op.attrs != {"piece": piece}:
-        return f"it is piece {None if op is None else op.attrs!r}, wanted {piece}"
+        return f"it is piece {str(op and op.attrs)[:80]}, wanted {piece}"
     if len(op.inputs) != len(takes) or len(op.outputs) != len(gives):
         found = f"{len(op.inputs)} inputs and {len(op.outputs)} outputs"
         return f"it has {found}, wanted {len(takes)} and {len(gives)}"
@@ -107,10 +106,13 @@ def _wrong_piece(
 
 def _wrong_tensor(tensor: Tensor | None, rows: HostRows, arg: Argument, limits: Limits) -> str | None:
     shape = [] if tensor is None or tensor.input else tensor.shape
+    if len(shape) > MAX_DIMENSIONS:
+        return f"a tensor of {len(shape)} dimensions, wanted at most {MAX_DIMENSIONS}"
     count, *widths = shape or [None]
-    numbers = all(isinstance(width, int) and width > 0 for width in widths)
-    if count != rows.count or not numbers or 4 * math.prod(int(width) for width in widths) != rows.row_bytes:
-        return f"a tensor of {shape[:8]}, wanted {rows.row_bytes} bytes for each of {rows.count}"
+    numbers = [width for width in widths if isinstance(width, int)]
+    same = len(numbers) == len(widths) and 4 * elements(numbers, rows.row_bytes // 4) == rows.row_bytes
+    if count != rows.count or not same:
+        return f"a tensor of {str(shape)[:80]}, wanted {rows.row_bytes} bytes for each of {rows.count}"
     needed = rows.row_bytes * (limits.max_step_tokens if rows.count == "T" else limits.max_rows)
     if arg.segment != "arena" or arg.bytes < needed:
         return f"{arg.bytes} bytes of segment {arg.segment}, wanted {needed} of arena"

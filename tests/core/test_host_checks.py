@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ from msgspec.structs import replace
 
 from flare.core.cuda_checks import check_cuda_graphs
 from flare.core.cuda_graph import CudaGraphs, HostCut, HostRows, Pointer, decode_cuda_graphs, pieces
-from flare.core.graph import Argument, Graph, Node, Op, Tensor
+from flare.core.graph import Argument, Graph, Node, Op, Tensor, elements
 from flare.core.host_checks import check_host_graph
 from flare.core.manifest import (
     CpuSegments,
@@ -214,6 +216,10 @@ LIES: list[tuple[Change, str]] = [
     (lambda g: g["nodes"][4]["op"]["inputs"][0].update(shape=["T", "T"]), "argument 0: a tensor of ['T', 'T'], wanted"),
     (lambda g: g["nodes"][4]["op"]["inputs"][0].update(shape=["T", -2, -1]), "argument 0: a tensor of ['T', -2, -1]"),
     (lambda g: g["nodes"][4]["op"]["inputs"][0].update(shape=["T", 3]), "argument 0: a tensor of ['T', 3], wanted 8 bytes"),
+    (lambda g: g["nodes"][4]["op"]["inputs"][0].update(shape=["T"] * 9), "a tensor of 9 dimensions, wanted at most 8"),
+    (lambda g: g["nodes"][4]["op"]["inputs"][0].update(shape=["T", *[1 << 62] * 7]), "a tensor of ['T', 4611686018427387904, "),
+    (lambda g: g["nodes"][4]["op"]["inputs"][0].update(shape=["T", "x" * 999]), "argument 0: a tensor of ['T', 'xxx"),
+    (lambda g: g["nodes"][2]["op"]["attrs"].update({"x" * 999: 1}), "node 2 ('piece 1'): it is piece {'piece': 1, 'xxx"),
     (lambda g: arg(g, 4, 0).update(bytes=28), "argument 0: 28 bytes of segment arena, wanted 32 of arena"),
     (lambda g: arg(g, 4, 1).update(segment="weights"), "argument 1: 320 bytes of segment weights, wanted 320 of arena"),
     (lambda g: arg(g, 2, 1).update(segment="io"), "argument 1: 1024 bytes of segment io, wanted 1024 of arena"),
@@ -229,6 +235,15 @@ def test_a_host_graph_that_does_not_fit_the_cuts(cubins: Path, change: Change, s
         check_host_graph(msgspec.convert(plain, Graph), cut_graphs, manifest(), WHERE)
     message = str(caught.value)
     assert says in message and message.startswith(f"{FILE}: ") and message.endswith("; export the core again")
+    assert len(message) < 260
+
+
+def test_elements_are_counted_without_large_numbers() -> None:
+    """As exact mathematics has it, where that is at most what is asked for."""
+    for sizes in product((0, -1, 1, 2, 3, 7, 1 << 62), repeat=3):
+        count = math.prod(sizes)
+        assert elements(sizes, 21) == (count if min(sizes) > 0 and count <= 21 else 0)
+    assert elements([], 1) == 1 and elements([], 0) == elements([1], 0) == 0
 
 
 def program(manifest: dict[str, Any]) -> dict[str, Any]:
