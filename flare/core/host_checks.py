@@ -6,14 +6,13 @@ What goes between them is copied by the numbers of both files: how many values, 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import NoReturn
 
-from flare.core.cuda_graph import Bucket, CudaGraphs, HostRows, Pointer
+from flare.core.cuda_graph import Bucket, CudaGraphs, HostCut, HostRows, Pointer
 from flare.core.graph import DEVICE, MAX_DIMENSIONS, Argument, Graph, Node, Tensor, elements
 from flare.core.manifest import Limits, Manifest
 from flare.errors import CoreError
-
-_Known = tuple[tuple[str, int, int, str], ...]
 
 
 def cut_begins(bucket: Bucket) -> list[int]:
@@ -26,11 +25,10 @@ def check_cuts(
     buckets: Sequence[Bucket], host: bool, logits: Pointer, outside: Callable[[Pointer], str | None], where: str
 ) -> None:
     """Checks the cuts of a step's buckets: there are some where the target has a `host` part, they ascend, are the same in
-    every bucket, and what goes through them is in the arena or the `logits`.
+    every bucket, and what goes through them is in the arena or the `logits`, what goes together apart from each other.
 
     `outside` says what is wrong with where a pointer leads. Raises CoreError naming bucket, cut, value and what it may be.
     """
-    first: list[_Known] | None = None
     for index, bucket in enumerate(buckets):
         at = f"{where}: step[{index}]"
         if bool(bucket.host) != host:
@@ -41,17 +39,45 @@ def check_cuts(
         ends = [cut.at for cut in bucket.host]
         if ends != sorted(set(ends)) or (ends and not 1 <= ends[0] <= ends[-1] <= len(bucket.nodes)):
             _refuse(at, f"its cuts are at {ends[:20]}, wanted ascending ones from 1 to {len(bucket.nodes)}")
-        known: list[_Known] = []
         for number, cut in enumerate(bucket.host):
             for name, values in (("gives", cut.gives), ("takes", cut.takes)):
                 for place, rows in enumerate(values):
                     problem = _wrong_rows(rows, bucket, logits) or outside(rows.buffer)
                     if problem is not None:
                         _refuse(f"{at} cut {number}", f"{name}[{place}]: {problem}")
-                known.append(tuple((r.buffer.segment, r.buffer.offset, r.row_bytes, r.count) for r in values))
-        first = known if first is None else first
-        if known != first:
-            _refuse(at, f"its {len(bucket.host)} cuts are not those of step[0], which has {len(first) // 2}")
+                if (problem := _overlap([rows.buffer for rows in values])) is not None:
+                    _refuse(f"{at} cut {number}", f"{name}: {problem}")
+        if (problem := _other_cuts(bucket.host, buckets[0].host)) is not None:
+            _refuse(at, problem)
+
+
+def _overlap(buffers: Sequence[Pointer]) -> str | None:
+    """Says which of the values that cross together share memory; None where none do."""
+    ordered = sorted(buffers, key=lambda buffer: (buffer.segment, buffer.offset))
+    for low, high in pairwise(ordered):
+        if low.segment == high.segment and high.offset < low.offset + low.bytes:
+            both = f"bytes {low.offset}..{low.offset + low.bytes} and {high.offset}..{high.offset + high.bytes}"
+            return f"{both} of {low.segment} overlap, wanted each value in memory of its own"
+    return None
+
+
+def _other_cuts(cuts: Sequence[HostCut], first: Sequence[HostCut]) -> str | None:
+    """Says how a bucket's cuts differ from those of the first bucket, but for their places; None where they do not."""
+    if len(cuts) != len(first):
+        return f"it has {len(cuts)} cuts, step[0] has {len(first)}"
+    for number, (cut, other) in enumerate(zip(cuts, first, strict=True)):
+        for name, values, wanted in (("gives", cut.gives, other.gives), ("takes", cut.takes, other.takes)):
+            if len(values) != len(wanted):
+                return f"cut {number} {name} {len(values)} values, that of step[0] {len(wanted)}"
+            for place, (ours, theirs) in enumerate(zip(map(_value, values), map(_value, wanted), strict=True)):
+                if ours != theirs:
+                    return f"cut {number} {name}[{place}] is {ours}, that of step[0] {theirs}"
+    return None
+
+
+def _value(rows: HostRows) -> str:
+    """What is the same of a value in every bucket."""
+    return f"{rows.row_bytes} bytes for each of {rows.count} at byte {rows.buffer.offset} of {rows.buffer.segment}"
 
 
 def _wrong_rows(rows: HostRows, bucket: Bucket, logits: Pointer) -> str | None:

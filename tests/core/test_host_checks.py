@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from copy import deepcopy
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -143,16 +144,34 @@ def cut(graphs: dict[str, Any], number: int, bucket: int = 1) -> dict[str, Any]:
     return graphs["step"][bucket]["host"][number]
 
 
+def twice(values: list[dict[str, Any]], by: int = 0) -> None:
+    """Adds the last value again, so many bytes behind."""
+    last = deepcopy(values[-1])
+    last["buffer"]["offset"] += by
+    values.append(last)
+
+
 DEFECTS: list[tuple[Change, str]] = [
     (lambda g: cut(g, 0).update(at=0), "step[1]: its cuts are at [0, 6], wanted ascending ones from 1 to 7"),
     (lambda g: cut(g, 1).update(at=5), "step[1]: its cuts are at [5, 5], wanted ascending ones"),
     (lambda g: cut(g, 0).update(at=7), "step[1]: its cuts are at [7, 6], wanted ascending ones"),
     (lambda g: cut(g, 1).update(at=8), "step[1]: its cuts are at [5, 8], wanted ascending ones from 1 to 7"),
-    (lambda g: g["step"][1]["host"].pop(), "step[1]: its 1 cuts are not those of step[0], which has 2"),
+    (lambda g: g["step"][1]["host"].pop(), "step[1]: it has 1 cuts, step[0] has 2"),
     (lambda g: g["step"][1].update(host=[]), "step[1]: it has 0 cuts for the host, wanted cuts: the manifest has a host part"),
-    (lambda g: cut(g, 1)["takes"].pop(), "step[1]: its 2 cuts are not those of step[0]"),
-    (lambda g: cut(g, 1)["takes"].reverse(), "step[1]: its 2 cuts are not those of step[0]"),
-    (lambda g: cut(g, 0)["takes"][0]["buffer"].update(offset=128), "step[1]: its 2 cuts are not those of step[0]"),
+    (lambda g: cut(g, 1)["takes"].pop(), "step[1]: cut 1 takes 1 values, that of step[0] 2"),
+    (lambda g: cut(g, 1)["gives"].clear(), "step[1]: cut 1 gives 0 values, that of step[0] 1"),
+    (
+        lambda g: cut(g, 1)["takes"].reverse(),
+        "step[1]: cut 1 takes[0] is 160 bytes for each of R at byte 320 of io, that of step[0] 8 bytes for each of T at byte 0",
+    ),
+    (
+        lambda g: cut(g, 0)["takes"][0]["buffer"].update(offset=128),
+        "cut 0 takes[0] is 128 bytes for each of T at byte 128 of arena, that of step[0] 128 bytes for each of T at byte 64 of",
+    ),
+    (lambda g: twice(cut(g, 0)["takes"]), "step[1] cut 0: takes: bytes 64..576 and 64..576 of arena overlap, wanted each"),
+    (lambda g: twice(cut(g, 1)["gives"]), "step[1] cut 1: gives: bytes 1024..2048 and 1024..2048 of arena overlap"),
+    (lambda g: twice(cut(g, 1)["takes"]), "step[1] cut 1: takes: bytes 320..640 and 320..640 of io overlap"),
+    (lambda g: twice(cut(g, 0)["takes"], by=256), "step[1] cut 0: takes: bytes 64..576 and 320..832 of arena overlap"),
     (lambda g: cut(g, 0)["takes"][0].update(row_bytes=130), "step[1] cut 0: takes[0]: rows of 130 bytes, wanted a"),
     (lambda g: cut(g, 0)["takes"][0].update(row_bytes=0), "takes[0]: rows of 0 bytes"),
     (lambda g: cut(g, 0)["takes"][0].update(row_bytes=64), "takes[0]: a buffer of 512 bytes, wanted 4 rows of 64"),
