@@ -5,8 +5,9 @@ What goes between them is copied by the numbers of both files: how many values, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from itertools import pairwise
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate, pairwise
 from typing import NoReturn
 
 from flare.core.cuda_graph import Bucket, CudaGraphs, HostCut, HostRows, Pointer
@@ -94,7 +95,7 @@ def _wrong_rows(rows: HostRows, bucket: Bucket, logits: Pointer) -> str | None:
 
 def check_host_graph(graph: Graph, graphs: CudaGraphs, manifest: Manifest, where: str) -> None:
     """Checks the host part's graph against the cuts of the checked graphs of the file `where`: a node for each piece, in order,
-    whose tensors are what the cuts take and give.
+    each in a later phase, whose tensors are what the cuts take and give. No node of its phase uses what it gives.
 
     Raises CoreError naming the host part's file, the node, the value and what it may be.
     """
@@ -104,12 +105,44 @@ def check_host_graph(graph: Graph, graphs: CudaGraphs, manifest: Manifest, where
     nodes = [(index, node) for index, node in enumerate(graph.nodes) if node.kernel == DEVICE]
     if len(nodes) != len(cuts) + 1:
         _refuse(file, f"it has {len(nodes)} pieces for a device, {where} has {len(cuts) + 1}")
+    phase = -1
     for piece, (index, node) in enumerate(nodes):
         takes = cuts[piece - 1].takes if piece else []
         gives = cuts[piece].gives if piece < len(cuts) else []
         problem = _wrong_piece(node, piece, takes, gives, manifest.limits)
         if problem is not None:
             _refuse(f"{file}: node {index} ({node.label[:60]!r})", f"{problem}, by {where}")
+        if node.phase <= phase:
+            wanted = f"wanted one behind {phase}, that of the piece before"
+            _refuse(f"{file}: node {index} ({node.label[:60]!r})", f"it is in phase {node.phase}, {wanted}")
+        phase = node.phase
+    _check_beside(graph, {node.phase: _results(node) for _, node in nodes}, file)
+
+
+_Results = tuple[list[int], list[int]]
+"""Bytes of the arena: where each of some ranges begins, ascending, and the end of the longest up to it."""
+
+
+def _results(node: Node) -> _Results:
+    """The bytes of what a piece gives."""
+    inputs = 0 if node.op is None else len(node.op.inputs)
+    given = sorted((arg.offset, arg.offset + arg.bytes) for arg in node.args[inputs:])
+    return [begin for begin, _ in given], list(accumulate((end for _, end in given), max))
+
+
+def _check_beside(graph: Graph, results: Mapping[int, _Results], file: str) -> None:
+    """Checks that nodes in the phase of a piece, which may run at the same time, do not use what it gives."""
+    for index, node in enumerate(graph.nodes):
+        if node.kernel == DEVICE or node.phase not in results:
+            continue
+        begins, ends = results[node.phase]
+        for number, arg in enumerate(node.args):
+            before = bisect_left(begins, arg.offset + arg.bytes)
+            if arg.segment == "arena" and before and ends[before - 1] > arg.offset:
+                what = (
+                    f"argument {number}: bytes {arg.offset}..{arg.offset + arg.bytes} of arena, which the piece gives"
+                )
+                _refuse(f"{file}: node {index} ({node.label[:60]!r})", f"{what} in the same phase, {node.phase}")
 
 
 def _wrong_piece(

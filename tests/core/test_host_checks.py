@@ -223,6 +223,14 @@ def arg(graph: dict[str, Any], index: int, number: int) -> dict[str, Any]:
     return graph["nodes"][index]["args"][number]
 
 
+def beside(graph: dict[str, Any], index: int, phase: int, *arena: tuple[int, int]) -> None:
+    """Puts a node into a phase, with arguments in the arena where some are given."""
+    nodes = graph["nodes"]
+    nodes[index]["phase"] = phase
+    if arena:
+        nodes[index]["args"] = [{"segment": "arena", "offset": offset, "bytes": size} for offset, size in arena]
+
+
 LIES: list[tuple[Change, str]] = [
     (lambda g: g["nodes"].pop(), "it has 2 pieces for a device, graphs/cuda-sm_90a.msgpack has 3"),
     (lambda g: g["nodes"][2]["op"]["attrs"].update(piece=2), "node 2 ('piece 1'): it is piece {'piece': 2}, wanted 1"),
@@ -239,6 +247,10 @@ LIES: list[tuple[Change, str]] = [
     (lambda g: g["nodes"][4]["op"]["inputs"][0].update(shape=["T", *[1 << 62] * 7]), "a tensor of ['T', 4611686018427387904, "),
     (lambda g: g["nodes"][4]["op"]["inputs"][0].update(shape=["T", "x" * 999]), "argument 0: a tensor of ['T', 'xxx"),
     (lambda g: g["nodes"][2]["op"]["attrs"].update({"x" * 999: 1}), "node 2 ('piece 1'): it is piece {'piece': 1, 'xxx"),
+    (lambda g: beside(g, 2, 0), "node 2 ('piece 1'): it is in phase 0, wanted one behind 0, that of the piece before"),
+    (lambda g: beside(g, 4, 2), "node 4 ('piece 2'): it is in phase 2, wanted one behind 2, that of the piece before"),
+    (lambda g: beside(g, 3, 2, (1024, 64)), "node 3 ('silu_mul'): argument 0: bytes 1024..1088 of arena, which the piece"),
+    (lambda g: beside(g, 1, 2, (0, 576)), "node 1 ('table'): argument 0: bytes 0..576 of arena, which the piece gives in"),
     (lambda g: arg(g, 4, 0).update(bytes=28), "argument 0: 28 bytes of segment arena, wanted 32 of arena"),
     (lambda g: arg(g, 4, 1).update(segment="weights"), "argument 1: 320 bytes of segment weights, wanted 320 of arena"),
     (lambda g: arg(g, 2, 1).update(segment="io"), "argument 1: 1024 bytes of segment io, wanted 1024 of arena"),
@@ -255,6 +267,14 @@ def test_a_host_graph_that_does_not_fit_the_cuts(cubins: Path, change: Change, s
     message = str(caught.value)
     assert says in message and message.startswith(f"{FILE}: ") and message.endswith("; export the core again")
     assert len(message) < 260
+
+
+def test_nodes_run_beside_a_piece_that_use_nothing_of_what_it_gives(cubins: Path) -> None:
+    """They may read what it takes, and what lies before and behind its results."""
+    plain = msgspec.to_builtins(host_graph())
+    beside(plain, 3, 2, (0, 512), (448, 64), (1536, 64))
+    plain["nodes"][3]["args"].append({"segment": "io", "offset": 512, "bytes": 1024})
+    check_host_graph(msgspec.convert(plain, Graph), with_cuts(make_graphs(cubins, ARCHITECTURE)[0]), manifest(), WHERE)
 
 
 def test_elements_are_counted_without_large_numbers() -> None:
