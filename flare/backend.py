@@ -118,7 +118,7 @@ def _cuda(
             page_bytes=target.segments.kv_page_bytes,
         )
         if target.host is not None:
-            pages = min(pages, _pages_here(core, settings, target.host.program))
+            pages = min(pages, _pages_here(core, settings, target.host.program, program.pinned_bytes))
     except BaseException:
         device.close()
         raise
@@ -139,15 +139,15 @@ def _cuda(
     )
 
 
-def _pages_here(core: Core, settings: RuntimeSettings, target: CpuTarget) -> int:
-    """The number of kv pages that this machine has memory for beside a program of the processor."""
+def _pages_here(core: Core, settings: RuntimeSettings, target: CpuTarget, pinned: int = 0) -> int:
+    """The number of kv pages that this machine has memory for beside a program of the processor and so many pinned bytes."""
     segments = target.segments
     return _kv_pages(
         core,
         settings,
         where="this machine",
         free=memory.free_memory(),
-        reserved=segments.weights_bytes + segments.arena_bytes + segments.io_bytes,
+        reserved=segments.weights_bytes + segments.arena_bytes + segments.io_bytes + pinned,
         default_share=memory.HOST_SHARE,
         page_bytes=segments.kv_page_bytes,
     )

@@ -20,6 +20,7 @@ import pytest
 import flare
 from flare.backend import choose_backend
 from flare.config import MIB, MemorySize, RuntimeSettings
+from flare.core.cuda_graph import Bucket, HostCut, HostRows, Pointer
 from flare.core.directory import Core, open_core
 from flare.core.oracle import read_oracle
 from flare.errors import CoreError, InputError, SettingError
@@ -61,6 +62,11 @@ def no_device(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     return asked
 
 
+def between(offset: int, row_bytes: int) -> HostRows:
+    """Values of two tokens that go between a device and the host."""
+    return HostRows(buffer=Pointer(segment="arena", offset=offset, bytes=2 * row_bytes), row_bytes=row_bytes, count="T")
+
+
 class Device:
     """A device with a name and memory, that is either open or closed."""
 
@@ -83,10 +89,15 @@ class Device:
 
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> Device:
-    """A device with 10 MiB free comes up, and graphs without nodes are there for it; replays of it only say what they were
-    given."""
+    """A device with 10 MiB free comes up, and graphs without nodes are there for it, of three pieces; replays of it only say
+    what they were given."""
     found = Device(free=10 * MIB)
-    graphs = SimpleNamespace(arch="sm_90a", kernels=[], step=[], sample=[], score=[])
+    cuts = [
+        HostCut(at=1, gives=[between(0, 7)], takes=[between(64, 20), between(256, 30)]),
+        HostCut(at=1, gives=[between(0, 1000)], takes=[between(64, 900)]),
+    ]
+    step = [Bucket(tokens=1, rows=1, nodes=[], host=[]), Bucket(tokens=2, rows=1, nodes=[], host=cuts)]
+    graphs = SimpleNamespace(arch="sm_90a", kernels=[], step=step, sample=[], score=[])
     monkeypatch.setattr(cuda_driver, "open_device", lambda architectures: found)
     monkeypatch.setattr("flare.replay.cuda_program.open_cuda_graphs", lambda core, architecture: (graphs, {}))
     monkeypatch.setattr(cuda, "CudaReplay", lambda program, **given: SimpleNamespace(program=program, **given))
@@ -258,12 +269,14 @@ def test_a_device_without_the_shared_memory_did_not_come_up(
 def test_a_host_part_is_served_from_this_machines_memory(
     both: Path, device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """There are as many pages as both sides have memory for; threads, huge pages and fallbacks are the server's."""
+    """There are as many pages as both sides have memory for, here beside pinned memory for what one piece takes and gives, too;
+    threads, huge pages and fallbacks are the server's."""
     add_host(both)
     core = open_core(both)
     page = core.manifest.cuda.host.program.segments.kv_page_bytes
     segments = core.manifest.cuda.host.program.segments
-    reserved = segments.weights_bytes + segments.arena_bytes + segments.io_bytes
+    pinned = 4096 + 2 * (20 + 30 + 1000)
+    reserved = segments.weights_bytes + segments.arena_bytes + segments.io_bytes + pinned
     for wanted, free, pages in (
         (None, reserved + 60 * page, 30),
         (MemorySize(share=0.25), reserved + 60 * page, 15),

@@ -10,6 +10,7 @@ graph too, in which each piece of the step that the device runs is a node.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal, Protocol
 
 import msgpack
@@ -25,6 +26,9 @@ DEVICE = "device"
 CALLED = (INTERPRETED, DEVICE)
 """Kernels of nodes that the library calls back for, which have an op: INTERPRETED one of the set, DEVICE one of this name, with
 the number of its `piece`."""
+
+MAX_DIMENSIONS = 8
+"""Of an op's tensor. Those of the set have at most 5."""
 
 
 class Argument(Struct):
@@ -42,6 +46,17 @@ class Tensor(Struct, omit_defaults=True):
 
     shape: list[int | str]
     input: Literal["", "tokens", "positions", "slots", "page_table", "rows"] = ""
+
+
+def elements(sizes: Sequence[int], most: int) -> int:
+    """How many elements a tensor of these sizes has; 0 if that is more than `most`, or a size is less than 1. No product on the
+    way is larger, whatever the sizes are."""
+    count = 1
+    for size in sizes:
+        if not 1 <= size <= most // count:
+            return 0
+        count *= size
+    return count if count <= most else 0
 
 
 class Op(Struct):

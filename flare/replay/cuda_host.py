@@ -45,6 +45,16 @@ class _Rows:
     count: str
 
 
+def pinned_bytes(cuts: Sequence[HostCut]) -> int:
+    """Bytes of pinned memory that a host part takes with the largest bucket's `cuts`: what one piece takes and gives."""
+    return max(sum(rows.buffer.bytes for rows in (*takes, *gives)) for takes, gives in _crossing(cuts))
+
+
+def _crossing(cuts: Sequence[HostCut]) -> list[tuple[Sequence[HostRows], Sequence[HostRows]]]:
+    """For each piece, what it takes and gives."""
+    return list(zip([[], *(cut.takes for cut in cuts)], [*(cut.gives for cut in cuts), []], strict=True))
+
+
 class HostPart:
     """An open host part. One thread at a time uses it; `close` ends it, before the device is closed."""
 
@@ -105,9 +115,7 @@ class HostPart:
 
     def _place(self, cuts: Sequence[HostCut], addresses: Mapping[str, int]) -> list[tuple[list[_Rows], list[_Rows]]]:
         """For each piece, what it takes and gives; pinned memory is the same for all pieces."""
-        takes = [[], *(cut.takes for cut in cuts)]
-        gives = [*(cut.gives for cut in cuts), []]
-        most = max(sum(rows.buffer.bytes for rows in (*a, *b)) for a, b in zip(takes, gives, strict=True))
+        most = pinned_bytes(cuts)
         pinned = self._device.allocate_host(most, "values between the device and the host") if most else 0
 
         def placed(values: Sequence[HostRows], begin: int) -> tuple[list[_Rows], int]:
@@ -119,7 +127,7 @@ class HostPart:
             return found, begin
 
         pieces = []
-        for a, b in zip(takes, gives, strict=True):
+        for a, b in _crossing(cuts):
             taken, end = placed(a, pinned)
             pieces.append((taken, placed(b, end)[0]))
         return pieces

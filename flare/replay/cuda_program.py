@@ -15,7 +15,7 @@ from flare.core.manifest import CudaSegments
 from flare.errors import InputError
 from flare.memory import check_reserved
 from flare.replay.cuda_driver import CudaDevice, NoDevice, kernels_remedy
-from flare.replay.cuda_host import HostProgram
+from flare.replay.cuda_host import HostProgram, pinned_bytes
 
 if TYPE_CHECKING:
     from flare.core.directory import Core
@@ -78,6 +78,12 @@ class CudaProgram:
         nodes = sum(len(bucket.nodes) for buckets in (graphs.step, graphs.sample, graphs.score) for bucket in buckets)
         kernels = sum(map(len, self.cubins.values()))
         return segments.weights_bytes + segments.arena_bytes + segments.io_bytes + kernels + nodes * NODE_BYTES
+
+    @property
+    def pinned_bytes(self) -> int:
+        """Pinned memory of this machine that a replay takes: for the arrays of `io`, and for what a host part's piece takes and
+        gives."""
+        return self.segments.host_bytes + pinned_bytes(self.graphs.step[-1].host)
 
     def check_shared(self, device: CudaDevice) -> None:
         """Raises NoDevice when a kernel takes more shared memory, static included, than the device gives a block: cubins also

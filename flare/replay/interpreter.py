@@ -16,7 +16,7 @@ from typing import Any, Protocol, get_args, get_origin, get_type_hints
 
 import numpy as np
 
-from flare.core.graph import Op, Tensor
+from flare.core.graph import MAX_DIMENSIONS, Op, Tensor, elements
 from flare.errors import CoreError
 from flare.fallbacks import Fallbacks
 
@@ -241,6 +241,8 @@ def _problem(op: Op, args: Sequence[Arg], sizes: Sizes) -> str | None:
             if arg.segment != "none":
                 return "a tensor that is absent has memory"
             continue
+        if len(tensor.shape) > MAX_DIMENSIONS:
+            return f"a tensor of {len(tensor.shape)} dimensions, wanted at most {MAX_DIMENSIONS}"
         dims = [dim if isinstance(dim, int) else most.get(dim, -1) for dim in tensor.shape]
         if arg.segment == "kv":
             numbers = len(dims) == 5 and all(isinstance(dim, int) for dim in tensor.shape[2:])
@@ -253,8 +255,8 @@ def _problem(op: Op, args: Sequence[Arg], sizes: Sizes) -> str | None:
             continue
         if arg.segment == "none" or (written and arg.segment == "weights"):
             return f"a tensor that is {'written' if written else 'read'} is in segment {arg.segment}"
-        if any(dim < 1 for dim in dims) or 4 * math.prod(dims) > arg.bytes:
-            return f"a tensor of {tensor.shape} does not fit its {arg.bytes} bytes"
+        if not elements(dims, arg.bytes // 4):
+            return f"a tensor of {str(tensor.shape)[:80]} does not fit its {arg.bytes} bytes"
     return f"{len(left)} arguments belong to none of its tensors" if left else _wrong_call(op)
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from copy import deepcopy
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +15,7 @@ from msgspec.structs import replace
 
 from flare.core.cuda_checks import check_cuda_graphs
 from flare.core.cuda_graph import CudaGraphs, HostCut, HostRows, Pointer, decode_cuda_graphs, pieces
-from flare.core.graph import Argument, Graph, Node, Op, Tensor
+from flare.core.graph import Argument, Graph, Node, Op, Tensor, elements
 from flare.core.host_checks import check_host_graph
 from flare.core.manifest import (
     CpuSegments,
@@ -141,16 +144,34 @@ def cut(graphs: dict[str, Any], number: int, bucket: int = 1) -> dict[str, Any]:
     return graphs["step"][bucket]["host"][number]
 
 
+def twice(values: list[dict[str, Any]], by: int = 0) -> None:
+    """Adds the last value again, so many bytes behind."""
+    last = deepcopy(values[-1])
+    last["buffer"]["offset"] += by
+    values.append(last)
+
+
 DEFECTS: list[tuple[Change, str]] = [
     (lambda g: cut(g, 0).update(at=0), "step[1]: its cuts are at [0, 6], wanted ascending ones from 1 to 7"),
     (lambda g: cut(g, 1).update(at=5), "step[1]: its cuts are at [5, 5], wanted ascending ones"),
     (lambda g: cut(g, 0).update(at=7), "step[1]: its cuts are at [7, 6], wanted ascending ones"),
     (lambda g: cut(g, 1).update(at=8), "step[1]: its cuts are at [5, 8], wanted ascending ones from 1 to 7"),
-    (lambda g: g["step"][1]["host"].pop(), "step[1]: its 1 cuts are not those of step[0], which has 2"),
+    (lambda g: g["step"][1]["host"].pop(), "step[1]: it has 1 cuts, step[0] has 2"),
     (lambda g: g["step"][1].update(host=[]), "step[1]: it has 0 cuts for the host, wanted cuts: the manifest has a host part"),
-    (lambda g: cut(g, 1)["takes"].pop(), "step[1]: its 2 cuts are not those of step[0]"),
-    (lambda g: cut(g, 1)["takes"].reverse(), "step[1]: its 2 cuts are not those of step[0]"),
-    (lambda g: cut(g, 0)["takes"][0]["buffer"].update(offset=128), "step[1]: its 2 cuts are not those of step[0]"),
+    (lambda g: cut(g, 1)["takes"].pop(), "step[1]: cut 1 takes 1 values, that of step[0] 2"),
+    (lambda g: cut(g, 1)["gives"].clear(), "step[1]: cut 1 gives 0 values, that of step[0] 1"),
+    (
+        lambda g: cut(g, 1)["takes"].reverse(),
+        "step[1]: cut 1 takes[0] is 160 bytes for each of R at byte 320 of io, that of step[0] 8 bytes for each of T at byte 0",
+    ),
+    (
+        lambda g: cut(g, 0)["takes"][0]["buffer"].update(offset=128),
+        "cut 0 takes[0] is 128 bytes for each of T at byte 128 of arena, that of step[0] 128 bytes for each of T at byte 64 of",
+    ),
+    (lambda g: twice(cut(g, 0)["takes"]), "step[1] cut 0: takes: bytes 64..576 and 64..576 of arena overlap, wanted each"),
+    (lambda g: twice(cut(g, 1)["gives"]), "step[1] cut 1: gives: bytes 1024..2048 and 1024..2048 of arena overlap"),
+    (lambda g: twice(cut(g, 1)["takes"]), "step[1] cut 1: takes: bytes 320..640 and 320..640 of io overlap"),
+    (lambda g: twice(cut(g, 0)["takes"], by=256), "step[1] cut 0: takes: bytes 64..576 and 320..832 of arena overlap"),
     (lambda g: cut(g, 0)["takes"][0].update(row_bytes=130), "step[1] cut 0: takes[0]: rows of 130 bytes, wanted a"),
     (lambda g: cut(g, 0)["takes"][0].update(row_bytes=0), "takes[0]: rows of 0 bytes"),
     (lambda g: cut(g, 0)["takes"][0].update(row_bytes=64), "takes[0]: a buffer of 512 bytes, wanted 4 rows of 64"),
@@ -202,6 +223,14 @@ def arg(graph: dict[str, Any], index: int, number: int) -> dict[str, Any]:
     return graph["nodes"][index]["args"][number]
 
 
+def beside(graph: dict[str, Any], index: int, phase: int, *arena: tuple[int, int]) -> None:
+    """Puts a node into a phase, with arguments in the arena where some are given."""
+    nodes = graph["nodes"]
+    nodes[index]["phase"] = phase
+    if arena:
+        nodes[index]["args"] = [{"segment": "arena", "offset": offset, "bytes": size} for offset, size in arena]
+
+
 LIES: list[tuple[Change, str]] = [
     (lambda g: g["nodes"].pop(), "it has 2 pieces for a device, graphs/cuda-sm_90a.msgpack has 3"),
     (lambda g: g["nodes"][2]["op"]["attrs"].update(piece=2), "node 2 ('piece 1'): it is piece {'piece': 2}, wanted 1"),
@@ -214,6 +243,14 @@ LIES: list[tuple[Change, str]] = [
     (lambda g: g["nodes"][4]["op"]["inputs"][0].update(shape=["T", "T"]), "argument 0: a tensor of ['T', 'T'], wanted"),
     (lambda g: g["nodes"][4]["op"]["inputs"][0].update(shape=["T", -2, -1]), "argument 0: a tensor of ['T', -2, -1]"),
     (lambda g: g["nodes"][4]["op"]["inputs"][0].update(shape=["T", 3]), "argument 0: a tensor of ['T', 3], wanted 8 bytes"),
+    (lambda g: g["nodes"][4]["op"]["inputs"][0].update(shape=["T"] * 9), "a tensor of 9 dimensions, wanted at most 8"),
+    (lambda g: g["nodes"][4]["op"]["inputs"][0].update(shape=["T", *[1 << 62] * 7]), "a tensor of ['T', 4611686018427387904, "),
+    (lambda g: g["nodes"][4]["op"]["inputs"][0].update(shape=["T", "x" * 999]), "argument 0: a tensor of ['T', 'xxx"),
+    (lambda g: g["nodes"][2]["op"]["attrs"].update({"x" * 999: 1}), "node 2 ('piece 1'): it is piece {'piece': 1, 'xxx"),
+    (lambda g: beside(g, 2, 0), "node 2 ('piece 1'): it is in phase 0, wanted one behind 0, that of the piece before"),
+    (lambda g: beside(g, 4, 2), "node 4 ('piece 2'): it is in phase 2, wanted one behind 2, that of the piece before"),
+    (lambda g: beside(g, 3, 2, (1024, 64)), "node 3 ('silu_mul'): argument 0: bytes 1024..1088 of arena, which the piece"),
+    (lambda g: beside(g, 1, 2, (0, 576)), "node 1 ('table'): argument 0: bytes 0..576 of arena, which the piece gives in"),
     (lambda g: arg(g, 4, 0).update(bytes=28), "argument 0: 28 bytes of segment arena, wanted 32 of arena"),
     (lambda g: arg(g, 4, 1).update(segment="weights"), "argument 1: 320 bytes of segment weights, wanted 320 of arena"),
     (lambda g: arg(g, 2, 1).update(segment="io"), "argument 1: 1024 bytes of segment io, wanted 1024 of arena"),
@@ -229,6 +266,23 @@ def test_a_host_graph_that_does_not_fit_the_cuts(cubins: Path, change: Change, s
         check_host_graph(msgspec.convert(plain, Graph), cut_graphs, manifest(), WHERE)
     message = str(caught.value)
     assert says in message and message.startswith(f"{FILE}: ") and message.endswith("; export the core again")
+    assert len(message) < 260
+
+
+def test_nodes_run_beside_a_piece_that_use_nothing_of_what_it_gives(cubins: Path) -> None:
+    """They may read what it takes, and what lies before and behind its results."""
+    plain = msgspec.to_builtins(host_graph())
+    beside(plain, 3, 2, (0, 512), (448, 64), (1536, 64))
+    plain["nodes"][3]["args"].append({"segment": "io", "offset": 512, "bytes": 1024})
+    check_host_graph(msgspec.convert(plain, Graph), with_cuts(make_graphs(cubins, ARCHITECTURE)[0]), manifest(), WHERE)
+
+
+def test_elements_are_counted_without_large_numbers() -> None:
+    """As exact mathematics has it, where that is at most what is asked for."""
+    for sizes in product((0, -1, 1, 2, 3, 7, 1 << 62), repeat=3):
+        count = math.prod(sizes)
+        assert elements(sizes, 21) == (count if min(sizes) > 0 and count <= 21 else 0)
+    assert elements([], 1) == 1 and elements([], 0) == elements([1], 0) == 0
 
 
 def program(manifest: dict[str, Any]) -> dict[str, Any]:

@@ -172,6 +172,12 @@ def with_state(*shape: int | str) -> Op:
         (Op(name="add", attrs={}, inputs=[Tensor(shape=["X", 4])], outputs=[]), ARGS[:1], "does not fit"),
         (Op(name="add", attrs={}, inputs=[Tensor(shape=[-2, -4])], outputs=[]), ARGS[:1], "does not fit"),
         (Op(name="add", attrs={}, inputs=[Tensor(shape=[1 << 62, 4])], outputs=[]), ARGS[:1], "does not fit"),
+        (with_state("T", *[1] * 8), KV_ARGS[:1], "a tensor of 9 dimensions, wanted at most 8"),
+        (
+            Op(name="add", attrs={}, inputs=[Tensor(shape=["X" * 999])], outputs=[]),
+            ARGS[:1],
+            r"of \['X{78} does not fit",
+        ),
         (with_state("pages", 2, KV_HEADS, 16, WIDTH), KV_ARGS, "or pages of 32 tokens"),
         (with_state("pages", 2, KV_HEADS, PAGE_TOKENS, WIDTH + 1), KV_ARGS, "does not fit its memory"),
         (with_state("pages", 2, KV_HEADS, PAGE_TOKENS, "x"), KV_ARGS, "a state is not "),

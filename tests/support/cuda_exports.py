@@ -110,8 +110,9 @@ def export_cuda(
     return _packed(dense.RECIPE, model, storage, graph, export, weights)
 
 
-def export_odd(change: Change, names: str, *, states: bool = False) -> Exported:
-    """The cuda part of an export of a step that no recipe of ours writes, with random weights in f32."""
+def export_odd(change: Change, names: str, *, states: bool = False, kernels: Collection[str] | None = None) -> Exported:
+    """The cuda part of an export of a step that no recipe of ours writes, with random weights in f32, where these ops have
+    kernels (None: all)."""
     recipe = odd_recipe(change, names, states=states)
     graph = capture(recipe, Model)
     matrices = matrix_names(graph)
@@ -120,7 +121,7 @@ def export_odd(change: Change, names: str, *, states: bool = False) -> Exported:
         values = np.random.default_rng(len(storage)).normal(size=spec.shape).astype(np.float32)
         tensor = LazyTensor(name, spec.shape, "f32", memoryview(values).cast("B"))
         storage[name] = Stored(name, spec, "f32" if name in matrices else VECTOR, (tensor,))
-    export = CudaExport(graph, storage, LIMITS, Model.vocabulary, ("sm_90a",))
+    export = CudaExport(graph, storage, LIMITS, Model.vocabulary, ("sm_90a",), kernels=kernels)
     return _packed(recipe, Model, storage, graph, export, "auto")
 
 

@@ -77,3 +77,10 @@ def two_readers(x: Tensor, w: dict[str, Tensor], io: StepIO) -> Tensor:
     ops.kv_write(io.state["kv"], k, v, io.positions, io.slots, io.page_table)
     found = [ops.attention(q, io.state["kv"], io.positions, io.slots, io.page_table, 0.2, window) for window in (0, 2)]
     return ops.add(*found)
+
+
+def late_product(x: Tensor, w: dict[str, Tensor], io: StepIO) -> Tensor:
+    """A layer that is done with an addition far behind it; a later layer of the same input is done before."""
+    x = ops.silu_mul(x, x)
+    late, early = (ops.linear(x, w["square"]) for _ in range(2))
+    return ops.add(ops.silu_mul(early, early), late)

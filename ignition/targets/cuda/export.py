@@ -54,7 +54,6 @@ class CudaExport:
         kernels = KERNELS if kernels is None else kernels
         self.limits = limits
         self.vocabulary = vocabulary
-        self.layers = linear_weights(graph)
         storage = packed_matrices(graph, storage)
         self.compute = compute_dtype(graph, {name: stored.format for name, stored in storage.items()})
         given = storage
@@ -62,6 +61,7 @@ class CudaExport:
         formats = {name: stored.format for name, stored in storage.items()}
         self.host: HostExport | None = None
         places = find_places(Patterns(graph), formats, kernels)
+        self.layers = linear_weights(graph, places.apart)
         if places.apart:
             cuts = cut(graph, places)
             self.notices += host_notices(reasons(graph, cuts, places), allowed=cpu_fallback)

@@ -37,9 +37,10 @@ _PIECE = "piece"
 """Stands among what works read and cuts write, so that a cut is in a phase of its own."""
 
 
-def linear_weights(graph: Graph) -> set[str]:
-    """The names of the weights that linear layers multiply with."""
-    return {graph.root(node.inputs[1]).name for node in graph.nodes if node.op == "linear"}
+def linear_weights(graph: Graph, apart: Collection[int] = ()) -> set[str]:
+    """The names of the weights that linear layers multiply with, but those `apart`, by id()."""
+    layers = (node for node in graph.nodes if node.op == "linear" and id(node) not in apart)
+    return {graph.root(node.inputs[1]).name for node in layers}
 
 
 def compute_dtype(graph: Graph, formats: Mapping[str, str]) -> Element:

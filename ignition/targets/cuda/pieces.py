@@ -58,7 +58,9 @@ def cut(graph: Graph, places: Places) -> Cuts:
                 if not made_apart:
                     given[root] = None
             elif made_apart:
-                first.setdefault(root, piece[id(places.absorbed.get(id(node), node))])
+                # an absorbed node may stand before others and yet run behind them, with the node that absorbs it
+                number = piece[id(places.absorbed.get(id(node), node))]
+                first[root] = min(first.get(root, number), number)
     for root in _temporaries(graph, graph.outputs):
         if id(makers[root]) in places.apart:
             first.setdefault(root, len(host))

@@ -21,7 +21,7 @@ from ignition.targets.cuda.places import KERNELS
 from tests.support.checkpoints import make_checkpoint
 from tests.support.cuda_exports import Exported, export_cuda, export_odd
 from tests.support.cuda_hosts import HostStep
-from tests.support.odd_graphs import heads_of_their_own
+from tests.support.odd_graphs import heads_of_their_own, late_product
 
 CASES: dict[str, tuple[str, str, str, Collection[str]]] = {
     "silu_mul and embed": ("llama", "float32", "auto", {"silu_mul", "embed"}),
@@ -50,7 +50,10 @@ def exports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Exported]:
         name: export_cuda(checkpoints[kind, dtype], weights, kernels=KERNELS - set(missing))
         for name, (kind, dtype, weights, missing) in CASES.items()
     }
-    return made | {"odd": export_odd(heads_of_their_own, "head")}
+    return made | {
+        "odd": export_odd(heads_of_their_own, "head"),
+        "late product": export_odd(late_product, "square", kernels=KERNELS - {"silu_mul"}),
+    }
 
 
 @pytest.fixture(scope="module")
@@ -101,9 +104,13 @@ def test_a_step_without_kernels_computes_what_the_reference_does(
         assert problem is None
 
 
-def test_an_op_in_a_place_that_no_kernel_was_made_for(exports: dict[str, Exported], library: Path) -> None:
-    made = exports["odd"]
-    assert made.target.host.ops == {"rms_norm": 1}
+@pytest.mark.parametrize(("name", "ops"), [("odd", {"rms_norm": 1}), ("late product", {"silu_mul": 2})])
+def test_a_step_that_no_recipe_writes(
+    exports: dict[str, Exported], library: Path, name: str, ops: dict[str, int]
+) -> None:
+    """An op in a place that no kernel was made for; a layer that runs in a later piece than its place in the step."""
+    made = exports[name]
+    assert made.target.host.ops == ops
     with HostStep(made, library) as step:
         found = run(step, *FIRST)
     wanted = made.reference.step(*FIRST[:3], TABLES, FIRST[3])

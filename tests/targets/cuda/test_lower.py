@@ -24,6 +24,7 @@ from ignition.targets.cpu.lower import lower as lower_for_cpu
 from ignition.targets.cuda.export import CudaExport
 from ignition.targets.cuda.graphs import bucket_sizes
 from ignition.targets.cuda.lower import compute_dtype, lower
+from ignition.targets.cuda.places import KERNELS
 from ignition.weights import VECTOR
 from recipes import StepIO
 from tests.support.checkpoints import CONFIGURATIONS, VOCABULARY, make_checkpoint
@@ -120,6 +121,18 @@ def test_a_decode_step_reads_the_weights_that_it_reads_on_the_cpu(kind: str, row
     weights = found.target.weights
     assert weights.decode_weight_bytes == sum(weights.formats.values()) + rows * 64 * 4
     assert weights.decode_weight_bytes == CpuExport(found.graph, found.storage, LIMITS).decode_weight_bytes()
+
+
+def test_each_side_reads_of_a_tied_table_what_its_nodes_read(tmp_path: Path) -> None:
+    """A row where it is embedded, all of it where it is the output layer; a device without layers reads three norms and the
+    rotary frequencies beside. Both sides read what one alone would."""
+    checkpoint = make_checkpoint(tmp_path / "c", "llama_tied", dtype="float32", **ONE_LAYER)
+    found = [export_cuda(checkpoint, kernels=KERNELS - missing) for missing in (set(), {"linear"}, {"embed"})]
+    whole, embeds, multiplies = (each.target for each in found)
+    total, row = whole.decode_weight_bytes, 64 * 4
+    assert embeds.decode_weight_bytes == multiplies.decode_weight_bytes == total
+    assert embeds.weights.decode_weight_bytes == row + 3 * 64 * 4 + 8 * 4
+    assert multiplies.weights.decode_weight_bytes == total - row
 
 
 def test_buckets_are_powers_of_two_and_the_limits() -> None:

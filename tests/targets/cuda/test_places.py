@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from functools import cache
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from flare.core.graph import DEVICE, Op
@@ -21,6 +21,7 @@ from tests.support.cuda_exports import LIMITS
 from tests.support.odd_graphs import (
     Change,
     heads_of_their_own,
+    late_product,
     late_queries,
     odd_graph,
     straight,
@@ -82,6 +83,21 @@ def dense(layers: int = 2, *, tied: bool = False) -> Graph:
     return dense_graph(num_hidden_layers=layers, tie_word_embeddings=tied)
 
 
+STEPS: dict[str, Callable[[], Graph]] = {
+    "dense": dense,
+    "tied": lambda: dense(tied=True),
+    "late product": lambda: odd_graph(late_product, "square"),
+    "late queries": lambda: odd_graph(late_queries, "square", states=True),
+    "two readers": lambda: odd_graph(two_readers, "square", states=True),
+    "turned": lambda: odd_graph(turned, "freq"),
+}
+
+
+@cache
+def graph_of(step: str) -> Graph:
+    return STEPS[step]()
+
+
 HEADS_HERE = {"rope": 4, "kv_write": 2, "attention": 2}
 
 
@@ -140,14 +156,15 @@ def test_without_anything_apart_there_is_one_piece() -> None:
     assert cuts.pieces[0].takes == cuts.pieces[0].gives == ()
 
 
-@settings(max_examples=60)
+@settings(max_examples=100)
 @given(
     missing=st.sets(st.sampled_from(sorted(KERNELS)), min_size=1),
-    tied=st.booleans(),
+    name=st.sampled_from(sorted(STEPS)),
 )
-def test_every_value_is_where_it_is_read(missing: set[str], tied: bool) -> None:
+@example(missing={"silu_mul"}, name="late product")
+def test_every_value_is_where_it_is_read(missing: set[str], name: str) -> None:
     """The pieces and the host's nodes run in their order, each on the values of its side."""
-    graph = dense(tied=tied)
+    graph = graph_of(name)
     places, cuts = places_of(graph, KERNELS - missing)
     hosted: set[int] = set()
     on_device: set[int] = set()
@@ -192,6 +209,17 @@ def test_every_value_is_where_it_is_read(missing: set[str], tied: bool) -> None:
     taken = [value for piece in cuts.pieces for value in piece.takes]
     given = [value for piece in cuts.pieces for value in piece.gives]
     assert len(set(taken)) == len(taken) and len(set(given)) == len(given) and not set(taken) & set(given)
+
+
+def test_a_piece_takes_what_its_first_reader_needs_in_the_order_of_launches() -> None:
+    """The first layer in the graph is launched last, with the addition; the second needs the same input a piece earlier."""
+    graph = odd_graph(late_product, "square")
+    _, cuts = places_of(graph, KERNELS - {"silu_mul"})
+    assert [len(piece.takes) for piece in cuts.pieces] == [0, 1, 1]
+    formats = {name: "f32" for name in matrix_names(graph)}
+    lowered = lower(graph, formats, "f32", LIMITS, "sm_90a", KERNELS - {"silu_mul"})
+    kernels = [launch.kernel.partition(".")[2] for work in lowered.works for launch in work.launches(1, 1)]
+    assert kernels == ["embed", "linear", "linear", "rms_norm", "linear"]
 
 
 def test_the_hosts_graph_has_the_pieces_in_their_order() -> None:
