@@ -261,7 +261,16 @@ def test_a_kernel_that_its_architecture_cannot_run_ends_the_export(
         (("cuda:sm_90a", "cuda:sm_80,sm_90a"), "auto", "--target names sm_90a twice"),
         (("cpu", "cpu"), "auto", "--target names cpu twice"),
         ((), "auto", "--target is empty"),
-        (("cpu", "cuda:sm_90a"), "fp8", "--weights is 'fp8', which the target cpu has no kernels for"),
+        (
+            ("cpu", "cuda:sm_90a"),
+            "fp8",
+            "--weights is 'fp8', which the target cpu has no kernels for; choose q8, or leave out --target cpu",
+        ),
+        (
+            ("cpu",),
+            "fp8",
+            "--weights is 'fp8', which the target cpu has no kernels for; choose q8, or --target cuda:ARCH",
+        ),
         (("cuda:sm_86,sm_90a",), "fp8", "--weights is 'fp8', which sm_86 has no instructions for"),
     ],
 )
@@ -269,6 +278,24 @@ def test_targets_that_cannot_be_are_refused_by_name(targets: tuple[str, ...], we
     with pytest.raises(InputError) as caught:
         Options(targets=targets, weights=weights).check()
     assert str(caught.value).startswith(said) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["sm_90", "sm_100", "sm_103", "sm_120"])
+def test_an_architecture_without_its_letter_is_asked_back(name: str) -> None:
+    with pytest.raises(InputError) as caught:
+        Options(targets=(f"cuda:sm_80,{name}",)).check()
+    assert str(caught.value).endswith(f", its architectures must be of {', '.join(ARCHITECTURES)}; is {name}a meant?")
+    with pytest.raises(InputError) as caught:
+        Options(targets=("cuda:sm_75",)).check()
+    assert str(caught.value).endswith("sm_120a")
+
+
+@pytest.mark.parametrize("count", [0, 8, 20, 1040])
+def test_both_rules_for_page_tokens_are_in_one_sentence(count: int) -> None:
+    with pytest.raises(InputError) as caught:
+        Options(page_tokens=count).check()
+    assert str(caught.value) == f"--page-tokens is {count}, must be a multiple of 16, 16 to 1024"
+    Options(page_tokens=1024).check()
 
 
 def test_levels_without_a_cpu_target_are_refused_by_name(checkpoint: Path, tmp_path: Path) -> None:
