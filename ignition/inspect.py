@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from flare.core.architectures import Architecture
+from flare.core.architectures import Architecture, in_order
 from flare.core.directory import Core, open_core
 from flare.core.graph import Graph
 from flare.core.manifest import CpuTarget, CudaTarget
@@ -58,7 +58,7 @@ def _target(core: Core, target: CpuTarget | CudaTarget) -> dict[str, Any]:
         "bytes_for_full_context": -(-limits.max_context // limits.page_tokens) * page,
     }
     if isinstance(target, CudaTarget):
-        facts["architectures"] = {name: _cuda_graphs(core, name) for name in sorted(target.architectures)}
+        facts["architectures"] = {name: _cuda_graphs(core, name) for name in in_order(target.architectures)}
         if target.host is not None:
             facts["host"] = facts["host"] | {"graph": _cpu_graph(core.host_graph())}
     else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import get_args
 
-from flare.core.architectures import ABILITIES, Architecture
+from flare.core.architectures import ABILITIES, Architecture, in_order
 from flare.errors import InputError
 from ignition.weights import OPTIONS as WEIGHT_OPTIONS
 
@@ -51,7 +51,7 @@ class Options:
     def architectures(self) -> tuple[Architecture, ...]:
         """The architectures of devices that the core is to run on, in their fixed order."""
         named = {name for target in self.targets for name in _architectures(target)}
-        return tuple(architecture for architecture in ARCHITECTURES if architecture in named)
+        return tuple(in_order(named))
 
     @property
     def max_rows(self) -> int:
