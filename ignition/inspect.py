@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +105,18 @@ def size(count: int) -> str:
             return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
         value /= 1000
     raise AssertionError
+
+
+def by_part(targets: Sequence[CpuTarget | CudaTarget], text: Callable[[CpuTarget | CudaTarget], str]) -> str:
+    """What `text` says of each target and of a host part, each with its name behind it; of a cpu target alone without one."""
+    parts: list[tuple[str, CpuTarget | CudaTarget]] = []
+    for target in targets:
+        parts.append(("cuda" if isinstance(target, CudaTarget) else "cpu", target))
+        if isinstance(target, CudaTarget) and target.host is not None:
+            parts.append(("host part", target.host.program))
+    if [name for name, _ in parts] == ["cpu"]:
+        return text(targets[0])
+    return "; ".join(f"{text(part)} ({name})" for name, part in parts)
 
 
 def logprobs_text(alternatives: int, explicit_ids: int, prompt: bool) -> str:

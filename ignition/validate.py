@@ -24,6 +24,7 @@ from flare.core.manifest import CpuTarget, CudaTarget, KernelLibrary, Manifest
 from flare.core.oracle import read_oracle
 from flare.errors import CoreError, FlareError, InputError
 from flare.replay.program import cpu_target
+from ignition.inspect import by_part
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +169,7 @@ def _later(manifest: Manifest | None) -> list[tuple[str, Callable[[Core], str]]]
 def check_weights(core: Core) -> str:
     """Every byte of the weights, and the safetensors headers: tensors of u8, aligned, without holes or overlaps."""
     verify_weights(core)
-    return "; ".join(_check_tensors(core, part) for part in core.manifest.parts)
+    return by_part(core.manifest.targets, partial(_check_tensors, core))
 
 
 def _check_tensors(core: Core, target: CpuTarget | CudaTarget) -> str:

@@ -113,14 +113,30 @@ def test_equal_inputs_give_an_equal_core_and_cubins_serve_all_buckets(
 
 
 @pytest.fixture(scope="module")
-def both(
+def both_report(
     checkpoint: Path, compiled: dict[str, Compiled], exported: Report, tmp_path_factory: pytest.TempPathFactory
-) -> Path:
+) -> Report:
     """A core of both targets. Read only."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cuda_export, "compile_launches", lambda *_: compiled["first"])
         options = replace(SMALL, targets=("cuda:sm_90a", "cpu"), isas=("generic",))
-        return export_core(str(checkpoint), tmp_path_factory.mktemp("both") / "core", options).output
+        return export_core(str(checkpoint), tmp_path_factory.mktemp("both") / "core", options)
+
+
+@pytest.fixture(scope="module")
+def both(both_report: Report) -> Path:
+    return both_report.output
+
+
+def test_texts_of_a_core_of_both_targets_say_which_is_which(both_report: Report, exported: Report) -> None:
+    lines = dict(line.split(maxsplit=1) for line in both_report.text().splitlines() if " " in line)
+    for name in ("weights", "memory"):
+        cpu, cuda = lines[name].split("; ")
+        assert cpu.endswith(" (cpu)") and cuda.endswith(" (cuda)") and cpu.count("(") == cuda.count("(") == 1
+        assert f"\n{name:<10}{cuda}\n" in exported.text()
+    assert lines["size"].endswith(f", and {len(both_report.files) - 4} more")
+    (weights,) = (check for check in validate_core(both_report.output).checks if check.name == "weights")
+    assert re.fullmatch(r"\d+ tensors, \d+ bytes \(cpu\); \d+ tensors, \d+ bytes \(cuda\)", weights.detail)
 
 
 def test_both_targets_share_one_core(both: Path, exported: Report) -> None:
