@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from flare import memory
 from flare.config import RuntimeSettings
+from flare.core.architectures import in_order
 from flare.core.directory import Core
 from flare.core.manifest import CpuTarget, CudaTarget
 from flare.errors import InputError, SettingError
@@ -58,7 +59,7 @@ def choose_backend(core: Core, settings: RuntimeSettings, fallbacks: Fallbacks) 
     from flare.replay.cuda_driver import NoDevice, open_device
 
     try:
-        return _cuda(core, manifest.cuda, settings, open_device(manifest.cuda.architectures), fallbacks)
+        return _cuda(core, manifest.cuda, settings, open_device(in_order(manifest.cuda.architectures)), fallbacks)
     except NoDevice as error:
         reason = str(error)
     if not fallbacks.allowed:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from flare.errors import RequestError
@@ -28,16 +29,28 @@ class Fallbacks:
     def __init__(self, *, allowed: bool = True, told: bool = True) -> None:
         self.allowed = allowed
         self._told = told
+        self._counting = True
         self._needed: tuple[str, ...] = ()
         self._counts: dict[str, int] = {}
         self._lock = threading.Lock()
 
     def record(self, cause: str) -> None:
         """Counts one occurrence; the first one and each power of two are logged."""
+        if not self._counting:
+            return
         with self._lock:
             count = self._counts[cause] = self._counts.get(cause, 0) + 1
         if self._told and count & (count - 1) == 0:
             _log.warning("CPU FALLBACK (%d so far for this cause): %s", count, cause)
+
+    @contextmanager
+    def uncounted(self) -> Iterator[None]:
+        """Within it nothing is counted: what runs is no request's. For the start, when no other thread records."""
+        self._counting = False
+        try:
+            yield
+        finally:
+            self._counting = True
 
     def need(self, causes: Iterable[str]) -> None:
         """Takes down what every step of the core will record, beside what was taken down before."""

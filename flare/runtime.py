@@ -138,7 +138,9 @@ class Runtime:
             from flare.replay.oracle import check_core
 
             try:
-                laps.notes.append(f"check: {check_core(core, backend.target, replay, backend.architecture)}")
+                with fallbacks.uncounted():
+                    found = check_core(core, backend.target, replay, backend.architecture)
+                laps.notes.append(f"check: {found}")
             except BaseException:
                 replay.close()
                 raise

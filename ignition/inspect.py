@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from flare.core.architectures import Architecture
+from flare.core.architectures import Architecture, in_order
 from flare.core.directory import Core, open_core
 from flare.core.graph import Graph
 from flare.core.manifest import CpuTarget, CudaTarget
@@ -53,7 +54,7 @@ def _target(core: Core, target: CpuTarget | CudaTarget) -> dict[str, Any]:
     facts: dict[str, Any] = msgspec.to_builtins(target)
     facts["kv"] = _kv(core, target)
     if isinstance(target, CudaTarget):
-        facts["architectures"] = {name: _cuda_graphs(core, name) for name in sorted(target.architectures)}
+        facts["architectures"] = {name: _cuda_graphs(core, name) for name in in_order(target.architectures)}
         if target.host is not None:
             facts["host"] |= {"kv": _kv(core, target.host.program), "graph": _cpu_graph(core.host_graph())}
     else:
@@ -109,6 +110,18 @@ def size(count: int) -> str:
             return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
         value /= 1000
     raise AssertionError
+
+
+def by_part(targets: Sequence[CpuTarget | CudaTarget], text: Callable[[CpuTarget | CudaTarget], str]) -> str:
+    """What `text` says of each target and of a host part, each with its name behind it; of a cpu target alone without one."""
+    parts: list[tuple[str, CpuTarget | CudaTarget]] = []
+    for target in targets:
+        parts.append(("cuda" if isinstance(target, CudaTarget) else "cpu", target))
+        if isinstance(target, CudaTarget) and target.host is not None:
+            parts.append(("host part", target.host.program))
+    if [name for name, _ in parts] == ["cpu"]:
+        return text(targets[0])
+    return "; ".join(f"{text(part)} ({name})" for name, part in parts)
 
 
 def logprobs_text(alternatives: int, explicit_ids: int, prompt: bool) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import get_args
 
-from flare.core.architectures import ABILITIES, Architecture
+from flare.core.architectures import ABILITIES, Architecture, in_order
 from flare.errors import InputError
 from ignition.weights import OPTIONS as WEIGHT_OPTIONS
 
@@ -51,7 +51,7 @@ class Options:
     def architectures(self) -> tuple[Architecture, ...]:
         """The architectures of devices that the core is to run on, in their fixed order."""
         named = {name for target in self.targets for name in _architectures(target)}
-        return tuple(architecture for architecture in ARCHITECTURES if architecture in named)
+        return tuple(in_order(named))
 
     @property
     def max_rows(self) -> int:
@@ -64,18 +64,16 @@ class Options:
         if self.weights not in WEIGHT_OPTIONS:
             raise InputError(f"--weights is {self.weights!r}, must be one of {', '.join(WEIGHT_OPTIONS)}")
         if self.weights == "fp8" and self.cpu:
+            other = "leave out --target cpu" if self.architectures else "--target cuda:ARCH"
+            raise InputError(f"--weights is 'fp8', which the target cpu has no kernels for; choose q8, or {other}")
+        if self.weights == "fp8" and (old := [name for name in self.architectures if name in WITHOUT_FP8]):
             raise InputError(
-                "--weights is 'fp8', which the target cpu has no kernels for; choose q8, or --target cuda:ARCH"
-            )
-        if self.weights == "fp8" and (old := set(self.architectures) & set(WITHOUT_FP8)):
-            raise InputError(
-                f"--weights is 'fp8', which {min(old)} has no instructions for; choose q8, or sm_89 and newer"
+                f"--weights is 'fp8', which {old[0]} has no instructions for; choose q8, or sm_89 and newer"
             )
         if self.sampling_ranges not in (None, "author", "open"):
             raise InputError(f"--sampling-ranges is {self.sampling_ranges!r}, must be author or open")
         for name, value, low, high in (
             ("--slots", self.slots, 1, 1024),
-            ("--page-tokens", self.page_tokens, 16, 1024),
             ("--max-step-tokens", self.max_step_tokens, 1, 65536),
             ("--max-context", self.max_context or 1, 1, 2**31 - 1),
         ):
@@ -83,8 +81,8 @@ class Options:
                 raise InputError(f"{name} is {value}, must be {low} to {high}")
         if self.max_context is not None and self.max_context < 1:
             raise InputError(f"--max-context is {self.max_context}, must be positive")
-        if self.page_tokens % 16:
-            raise InputError(f"--page-tokens is {self.page_tokens}, must be a multiple of 16")
+        if self.page_tokens % 16 or not 16 <= self.page_tokens <= 1024:
+            raise InputError(f"--page-tokens is {self.page_tokens}, must be a multiple of 16, 16 to 1024")
         if not self.levels or set(self.levels) - set(ISAS) or len(set(self.levels)) != len(self.levels):
             raise InputError(f"--isa is {','.join(self.levels)!r}, must be levels of {', '.join(ISAS)}, each once")
         if self.max_step_tokens < self.slots:
@@ -104,7 +102,10 @@ class Options:
                 )
             for name in names or [target]:
                 if name not in ("cpu", *ARCHITECTURES):
-                    raise InputError(f"--target is {target!r}, its architectures must be of {', '.join(ARCHITECTURES)}")
+                    meant = f"; is {name}a meant?" if f"{name}a" in ARCHITECTURES else ""
+                    raise InputError(
+                        f"--target is {target!r}, its architectures must be of {', '.join(ARCHITECTURES)}{meant}"
+                    )
                 if name in seen:
                     raise InputError(f"--target names {name} twice; name each target once")
                 seen.add(name)

@@ -7,9 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
 
-from flare.core.manifest import CpuTarget, CudaTarget, Logprobs
+from flare.core.manifest import CpuTarget, CudaSegments, CudaTarget, Logprobs
 from flare.core.oracle import Deviation
-from ignition.inspect import logprobs_text, size
+from ignition.inspect import by_part, logprobs_text, size
+
+LISTED_FILES = 4
+"""How many of a core's files the report names, the largest first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +57,10 @@ class Report:
     def text(self) -> str:
         """The report as lines for people."""
         times = ", ".join(f"{name} {seconds:.2f}" for name, seconds in self.seconds.items())
-        files = ", ".join(
-            f"{name} {size(count)}" for name, count in sorted(self.files.items(), key=lambda f: -f[1])[:4]
-        )
-        weights = "; ".join(_weights(target) for target in self.targets)
-        memory = "; ".join(_memory(target) for target in self.targets)
+        largest = sorted(self.files.items(), key=lambda file: -file[1])[:LISTED_FILES]
+        files = ", ".join(f"{name} {size(count)}" for name, count in largest)
+        if len(self.files) > LISTED_FILES:
+            files += f", and {len(self.files) - LISTED_FILES} more"
         proof = "the reference's answers are stored; a device's cannot be had without one"
         if self.deviation is not None:
             proof = (
@@ -69,8 +71,8 @@ class Report:
             [
                 f"core      {self.output}  (id {self.core_id[:16]})",
                 f"size      {size(sum(self.files.values()))}: {files}",
-                f"weights   {weights}",
-                f"memory    {memory}",
+                f"weights   {by_part(self.targets, _weights)}",
+                f"memory    {by_part(self.targets, _memory)}",
                 *(architecture.text() for architecture in self.architectures),
                 f"proof     {proof}",
                 f"logprobs  {logprobs_text(self.logprobs.alternatives, self.logprobs.explicit_ids, self.logprobs.prompt)}",
@@ -82,18 +84,11 @@ class Report:
 
 
 def _weights(target: CpuTarget | CudaTarget) -> str:
-    formats = ", ".join(f"{name} {size(count)}" for name, count in sorted(target.weights.formats.items())) or "none"
-    if not isinstance(target, CudaTarget):
-        return formats
-    found = f"{formats} (cuda)"
-    return found if target.host is None else f"{found}; {_weights(target.host.program)} (host part)"
+    return ", ".join(f"{name} {size(count)}" for name, count in sorted(target.weights.formats.items())) or "none"
 
 
 def _memory(target: CpuTarget | CudaTarget) -> str:
     """What a server takes beside weights and kv pages."""
     segments = target.segments
     found = f"arena {size(segments.arena_bytes)}, io {size(segments.io_bytes)}"
-    if not isinstance(target, CudaTarget):
-        return found
-    found = f"{found}, host {size(segments.host_bytes)} (cuda)"
-    return found if target.host is None else f"{found}; {_memory(target.host.program)} (host part)"
+    return f"{found}, host {size(segments.host_bytes)}" if isinstance(segments, CudaSegments) else found

@@ -3,7 +3,7 @@
 The checks run in the order in which they build on each other, and a core is good only if all of them pass: structure and
 checksums of every file, the weights' headers, the libraries, the graphs against segments and kernels (those of a cuda target
 once for each architecture, behind its host part), the tokenizer, the chat template, and the oracle's answers on every
-instruction set level that this machine can run.
+instruction set level that this machine can run. What only a device can show is a check that was not run, and says so.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from flare.core.architectures import Architecture
-from flare.core.directory import Core, open_core, verify_weights
+from flare.core.architectures import Architecture, in_order
+from flare.core.directory import Core, open_core, read_manifest, verify_weights
 from flare.core.graph import Graph, check_graph
-from flare.core.manifest import CpuTarget, CudaTarget, KernelLibrary
+from flare.core.manifest import CpuTarget, CudaTarget, KernelLibrary, Manifest
 from flare.core.oracle import read_oracle
 from flare.errors import CoreError, FlareError, InputError
 from flare.replay.program import cpu_target
+from ignition.inspect import by_part
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,7 @@ class Check:
 
 @dataclass(slots=True)
 class Result:
-    """All checks of one core. `exit_code` is 0 when all passed, else 1."""
+    """All checks of one core. `exit_code` is 1 when one failed, else 0."""
 
     core: str
     checks: list[Check] = field(default_factory=list)
@@ -50,7 +51,8 @@ class Result:
     def text(self) -> str:
         marks = {"passed": "ok  ", "failed": "BAD ", "not_run": "--  "}
         lines = [f"{marks[c.status]} {c.name:<12} {c.seconds:7.3f} s  {c.detail}" for c in self.checks]
-        verdict = "refused" if self.exit_code else "accepted"
+        left = [c.name for c in self.checks if c.status == "not_run"]
+        verdict = "refused" if self.exit_code else f"accepted, not run: {', '.join(left)}" if left else "accepted"
         return "\n".join([*lines, f"core {self.core}: {verdict}"])
 
     def json(self) -> str:
@@ -91,6 +93,11 @@ class Result:
 
 
 TEXT_CHECKS = ("tokenizer", "template")
+ON_A_DEVICE = "needs a device: `flare serve CORE --no-cpu-fallback --check` replays it there"
+
+
+class NotRun(Exception):
+    """A check cannot be made here; the text says why."""
 
 
 def validate_core(path: Path, *, numerics: bool = False) -> Result:
@@ -106,6 +113,8 @@ def validate_core(path: Path, *, numerics: bool = False) -> Result:
         begin = time.perf_counter()
         try:
             detail, status = check(), "passed"
+        except NotRun as reason:
+            detail, status = str(reason), "not_run"
         except InputError:
             raise
         except FlareError as error:
@@ -119,15 +128,17 @@ def validate_core(path: Path, *, numerics: bool = False) -> Result:
         result.checks.append(Check(name, status, detail, time.perf_counter() - begin))
         return status == "passed"
 
+    named: list[Manifest] = []
     opened: list[Core] = []
 
     def structure() -> str:
+        named.append(read_manifest(path)[0])
         core = open_core(path)
         opened.append(core)
         return f"{len(core.manifest.files)} files, sizes, modes and hashes agree with the manifest"
 
     good = run("structure", structure)
-    for name, check in _later(opened[0] if good else None):
+    for name, check in _later(named[0] if named else None):
         if numerics and name in TEXT_CHECKS:
             continue
         needs_all = name == "oracle" and any(
@@ -140,17 +151,17 @@ def validate_core(path: Path, *, numerics: bool = False) -> Result:
     return result
 
 
-def _later(core: Core | None) -> list[tuple[str, Callable[[Core], str]]]:
-    """The checks behind the structure's, in order: those of the core's targets, or a cpu core's where it did not open."""
+def _later(manifest: Manifest | None) -> list[tuple[str, Callable[[Core], str]]]:
+    """The checks behind the structure's, in order: those of the manifest's targets, and without one those of every core."""
     checks: list[tuple[str, Callable[[Core], str]]] = [("weights", check_weights)]
-    if core is None or core.manifest.cpu is not None:
+    if manifest is not None and manifest.cpu is not None:
         checks += [("libraries", check_libraries), ("graphs", check_graphs)]
-    if core is not None and core.manifest.cuda is not None:
-        if core.manifest.cuda.host is not None:
+    if manifest is not None and manifest.cuda is not None:
+        if manifest.cuda.host is not None:
             checks += [("host part", check_host_part)]
         checks += [
             (f"cuda {name}", partial(check_architecture, architecture=name))
-            for name in sorted(core.manifest.cuda.architectures)
+            for name in in_order(manifest.cuda.architectures)
         ]
     return [*checks, ("tokenizer", check_tokenizer), ("template", check_template), ("oracle", check_oracle)]
 
@@ -158,7 +169,7 @@ def _later(core: Core | None) -> list[tuple[str, Callable[[Core], str]]]:
 def check_weights(core: Core) -> str:
     """Every byte of the weights, and the safetensors headers: tensors of u8, aligned, without holes or overlaps."""
     verify_weights(core)
-    return "; ".join(_check_tensors(core, part) for part in core.manifest.parts)
+    return by_part(core.manifest.targets, partial(_check_tensors, core))
 
 
 def _check_tensors(core: Core, target: CpuTarget | CudaTarget) -> str:
@@ -261,14 +272,17 @@ def check_template(core: Core) -> str:
 
 
 def check_oracle(core: Core) -> str:
-    """The stored prompts give the stored answers, on every level that this machine can run."""
+    """The stored prompts give the stored answers, on every level that this machine can run.
+
+    Raises NotRun where the core has no cpu target: its oracle is read, and only a device can replay it.
+    """
     from flare.replay.oracle import check_core, pages_needed
     from flare.replay.program import open_replay, runnable_isas
 
     manifest = core.manifest
     oracle = read_oracle(core)
     if manifest.cpu is None:
-        return f"{len(oracle.prompts)} prompts; a core without a cpu target is not replayed here"
+        raise NotRun(f"{len(oracle.prompts)} prompts are read and not replayed; the cuda target {ON_A_DEVICE}")
     offered = [library.isa for library in manifest.cpu.libraries]
     levels = runnable_isas(offered)
     if not levels:
@@ -278,4 +292,6 @@ def check_oracle(core: Core) -> str:
     for isa in levels:
         with open_replay(core, threads=1, kv_pages=pages, isa=isa) as replay:
             reports.append(check_core(core, manifest.cpu, replay, isa))
+    if manifest.cuda is not None:
+        reports.append(f"not replayed: the cuda target {ON_A_DEVICE}")
     return "; ".join(reports)

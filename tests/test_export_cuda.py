@@ -113,14 +113,30 @@ def test_equal_inputs_give_an_equal_core_and_cubins_serve_all_buckets(
 
 
 @pytest.fixture(scope="module")
-def both(
+def both_report(
     checkpoint: Path, compiled: dict[str, Compiled], exported: Report, tmp_path_factory: pytest.TempPathFactory
-) -> Path:
+) -> Report:
     """A core of both targets. Read only."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cuda_export, "compile_launches", lambda *_: compiled["first"])
         options = replace(SMALL, targets=("cuda:sm_90a", "cpu"), isas=("generic",))
-        return export_core(str(checkpoint), tmp_path_factory.mktemp("both") / "core", options).output
+        return export_core(str(checkpoint), tmp_path_factory.mktemp("both") / "core", options)
+
+
+@pytest.fixture(scope="module")
+def both(both_report: Report) -> Path:
+    return both_report.output
+
+
+def test_texts_of_a_core_of_both_targets_say_which_is_which(both_report: Report, exported: Report) -> None:
+    lines = dict(line.split(maxsplit=1) for line in both_report.text().splitlines() if " " in line)
+    for name in ("weights", "memory"):
+        cpu, cuda = lines[name].split("; ")
+        assert cpu.endswith(" (cpu)") and cuda.endswith(" (cuda)") and cpu.count("(") == cuda.count("(") == 1
+        assert f"\n{name:<10}{cuda}\n" in exported.text()
+    assert lines["size"].endswith(f", and {len(both_report.files) - 4} more")
+    (weights,) = (check for check in validate_core(both_report.output).checks if check.name == "weights")
+    assert re.fullmatch(r"\d+ tensors, \d+ bytes \(cpu\); \d+ tensors, \d+ bytes \(cuda\)", weights.detail)
 
 
 def test_both_targets_share_one_core(both: Path, exported: Report) -> None:
@@ -262,7 +278,16 @@ def test_a_kernel_that_its_architecture_cannot_run_ends_the_export(
         (("cuda:sm_90a", "cuda:sm_80,sm_90a"), "auto", "--target names sm_90a twice"),
         (("cpu", "cpu"), "auto", "--target names cpu twice"),
         ((), "auto", "--target is empty"),
-        (("cpu", "cuda:sm_90a"), "fp8", "--weights is 'fp8', which the target cpu has no kernels for"),
+        (
+            ("cpu", "cuda:sm_90a"),
+            "fp8",
+            "--weights is 'fp8', which the target cpu has no kernels for; choose q8, or leave out --target cpu",
+        ),
+        (
+            ("cpu",),
+            "fp8",
+            "--weights is 'fp8', which the target cpu has no kernels for; choose q8, or --target cuda:ARCH",
+        ),
         (("cuda:sm_86,sm_90a",), "fp8", "--weights is 'fp8', which sm_86 has no instructions for"),
     ],
 )
@@ -270,6 +295,24 @@ def test_targets_that_cannot_be_are_refused_by_name(targets: tuple[str, ...], we
     with pytest.raises(InputError) as caught:
         Options(targets=targets, weights=weights).check()
     assert str(caught.value).startswith(said) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["sm_90", "sm_100", "sm_103", "sm_120"])
+def test_an_architecture_without_its_letter_is_asked_back(name: str) -> None:
+    with pytest.raises(InputError) as caught:
+        Options(targets=(f"cuda:sm_80,{name}",)).check()
+    assert str(caught.value).endswith(f", its architectures must be of {', '.join(ARCHITECTURES)}; is {name}a meant?")
+    with pytest.raises(InputError) as caught:
+        Options(targets=("cuda:sm_75",)).check()
+    assert str(caught.value).endswith("sm_120a")
+
+
+@pytest.mark.parametrize("count", [0, 8, 20, 1040])
+def test_both_rules_for_page_tokens_are_in_one_sentence(count: int) -> None:
+    with pytest.raises(InputError) as caught:
+        Options(page_tokens=count).check()
+    assert str(caught.value) == f"--page-tokens is {count}, must be a multiple of 16, 16 to 1024"
+    Options(page_tokens=1024).check()
 
 
 def test_levels_without_a_cpu_target_are_refused_by_name(checkpoint: Path, tmp_path: Path) -> None:

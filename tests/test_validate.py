@@ -16,6 +16,7 @@ import pytest
 
 from flare.config import RuntimeSettings
 from flare.core.directory import open_core
+from flare.core.manifest import MANIFEST_FILE
 from flare.loading import served_model
 from ignition.inspect import describe, render
 from ignition.validate import validate_core
@@ -266,7 +267,12 @@ def test_a_cuda_target_has_a_row_for_each_architecture(core: Path, cubins: Path)
         "structure", "weights", "libraries", "graphs", "cuda sm_80", "cuda sm_90a", "tokenizer", "template", "oracle",
     ]  # fmt: skip
     assert set(found.values()) == {"passed"}
-    details = {check.name: check.detail for check in validate_core(core, numerics=True).checks}
+    result = validate_core(core, numerics=True)
+    details = {check.name: check.detail for check in result.checks}
+    assert "equal to the bit" in details["oracle"] and details["oracle"].endswith(
+        "; not replayed: the cuda target needs a device: `flare serve CORE --no-cpu-fallback --check` replays it there"
+    )
+    assert result.text().endswith(": accepted")
     assert details["cuda sm_90a"] == "2 kernels of 2 cubins, 21 nodes in 5 buckets"
     assert details["weights"].count(" tensors, ") == 2
 
@@ -278,9 +284,9 @@ def test_a_cuda_target_has_a_row_for_each_architecture(core: Path, cubins: Path)
     assert found.pop("cuda sm_90a") == "failed" and set(found.values()) == {"passed"}
 
 
-def test_a_core_for_cuda_alone(core: Path, cubins: Path) -> None:
-    """What needs the cpu target is left out; the oracle is still read."""
-    add_cuda_target(core, cubins, "sm_100a")
+def test_a_core_for_cuda_alone(core: Path, cubins: Path, tmp_path: Path) -> None:
+    """What needs the cpu target is left out; the oracle is read, and its replay is a check that was not run."""
+    add_cuda_target(core, cubins, "sm_100a", "sm_90a")
     without_levels(core)
 
     def change(manifest: dict[str, Any]) -> None:
@@ -290,14 +296,33 @@ def test_a_core_for_cuda_alone(core: Path, cubins: Path) -> None:
         manifest["oracle"].update(mean_kl=None, max_logprob_error=None, top1_agreement=None)
 
     forge_manifest(core, change)
+    names = ["structure", "weights", "cuda sm_90a", "cuda sm_100a", "tokenizer", "template", "oracle"]
     result = validate_core(core)
-    assert [(check.name, check.status) for check in result.checks] == [
-        (name, "passed") for name in ("structure", "weights", "cuda sm_100a", "tokenizer", "template", "oracle")
-    ]
-    assert "a core without a cpu target is not replayed here" in result.checks[-1].detail
+    assert [check.name for check in result.checks] == names
+    assert [check.status for check in result.checks] == ["passed"] * (len(names) - 1) + ["not_run"]
+    assert result.checks[-1].detail.endswith(
+        " prompts are read and not replayed; the cuda target needs a device: `flare serve CORE --no-cpu-fallback --check` "
+        "replays it there"
+    )
+    assert result.exit_code == 0 and result.text().endswith(": accepted, not run: oracle")
+    result.write_junit(tmp_path / "report.xml")
+    suite = ElementTree.parse(tmp_path / "report.xml").getroot()
+    assert (suite.get("failures"), suite.get("skipped")) == ("0", "1")
+    assert suite.find("testcase[@name='oracle']/skipped") is not None
     text = render(describe(core))
-    assert "cuda: sm_100a; computes in f16\n" in text and "the reference's answers; no compiled results" in text
+    assert "cuda: sm_90a, sm_100a; computes in f16\n" in text and "the reference's answers; no compiled results" in text
     assert "cpu" not in text.replace(str(core), "")
+
+    forge(core, "oracle.msgpack", lambda data: data[:-5])
+    assert statuses(core)["oracle"] == "failed"
+    (core / file_of("sm_90a")).unlink()  # a core that does not open has the checks of its targets, too
+    result = validate_core(core)
+    assert [check.name for check in result.checks] == names and result.exit_code == 1
+    assert [check.status for check in result.checks] == ["failed"] + ["not_run"] * (len(names) - 1)
+    (core / MANIFEST_FILE).write_bytes(b"{}")
+    assert list(statuses(core)) == ["structure", "weights", "tokenizer", "template", "oracle"]
+    (core / MANIFEST_FILE).unlink()
+    assert list(statuses(core)) == ["structure", "weights", "tokenizer", "template", "oracle"]
 
 
 def test_inspect_shows_every_target(core: Path, cubins: Path) -> None:

@@ -7,6 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from benchmarks.gpu_check.findings import Checks, Finding, measured
+from flare.core.architectures import in_order
 from flare.core.directory import open_core
 from flare.replay.cuda_driver import open_device
 
@@ -24,7 +25,7 @@ def check_environment(checks: Checks, folder: Path) -> None:
         for path in sorted(folder.iterdir()):
             target = open_core(path).manifest.cuda
             architectures |= set(target.architectures) if target else set()
-        opened = open_device(sorted(architectures))
+        opened = open_device(in_order(architectures))
         try:
             free, total = opened.memory()
             return measured(

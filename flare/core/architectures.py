@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 Architecture = Literal["sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_103a", "sm_120a"]
 
@@ -35,3 +35,8 @@ ABILITIES: Mapping[str, Abilities] = {
     "sm_120a": Abilities(99 << 10, "mma.sync", fp8=True, programmatic=True, tensor_maps=True),
 }
 """By architecture, the oldest first."""
+
+
+def in_order(names: Container[str]) -> list[Architecture]:
+    """Returns those of the architectures that are among the names, the oldest first: the order in which all texts have them."""
+    return [name for name in get_args(Architecture) if name in names]

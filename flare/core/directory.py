@@ -76,10 +76,10 @@ class Core:
         return decode_cuda_graphs(self.read(file), file)
 
 
-def open_core(path: str | os.PathLike[str], *, verify: bool = False) -> Core:
-    """Opens the core directory at `path` and checks it; `verify` also hashes every byte of the weights.
+def read_manifest(path: str | os.PathLike[str]) -> tuple[Manifest, str]:
+    """Returns the manifest of the core directory at `path`, checked by itself, and its hash in hexadecimal.
 
-    Raises NoCore when there is no such directory, CoreError naming file, value and remedy when the core is bad.
+    Raises NoCore when there is no such directory, CoreError naming file, value and remedy when the manifest is bad.
     """
     root = Path(os.path.realpath(path))
     if not os.path.isdir(root):
@@ -101,7 +101,16 @@ def open_core(path: str | os.PathLike[str], *, verify: bool = False) -> Core:
         raise CoreError(
             f"{MANIFEST_FILE}: its hash is {digest[:16]}…, {MANIFEST_CHECKSUM_FILE} disagrees; export again"
         )
-    manifest = decode_manifest(data)
+    return decode_manifest(data), digest
+
+
+def open_core(path: str | os.PathLike[str], *, verify: bool = False) -> Core:
+    """Opens the core directory at `path` and checks it; `verify` also hashes every byte of the weights.
+
+    Raises as `read_manifest` does, and CoreError when a file of the core is bad.
+    """
+    manifest, digest = read_manifest(path)
+    root = Path(os.path.realpath(path))
     small: dict[str, bytes] = {}
     weights = {part.weights.file: part for part in manifest.parts}
     for name, entry in manifest.files.items():
