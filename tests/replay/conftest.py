@@ -47,11 +47,13 @@ def _executor(loaded_fake: FakeCuda, tiny_kernels: Path) -> Any:
 
 
 @pytest.fixture
-def executor(_executor: Any) -> Any:
+def executor(_executor: Any) -> Iterator[Any]:
     """What runs kernels; it counts anew for each test."""
     _executor.launched.clear()
     _executor.failures.clear()
-    return _executor
+    _executor.install()
+    yield _executor
+    _executor.remove()
 
 
 @pytest.fixture

@@ -84,8 +84,10 @@ def taken(device: CudaDevice, addresses: dict[str, int], cubins: Path) -> Taken:
 
 
 @pytest.fixture
-def running(fake: FakeCuda, taken: Taken) -> Executor:
-    return Executor(fake, taken.graphs, package="tests.support")
+def running(fake: FakeCuda, taken: Taken) -> Iterator[Executor]:
+    executor = Executor(fake, taken.graphs, package="tests.support")
+    yield executor
+    executor.remove()
 
 
 def test_a_kernel_reads_its_tensor_and_zeros_behind_it(taken: Taken, running: Executor) -> None:

@@ -64,7 +64,15 @@ class Executor:
         self._hook = HOOK(self._run)
         for each in graphs:
             self.add(each)
-        fake.library.fake_set_hook(self._hook)
+        self.install()
+
+    def install(self) -> None:
+        """Has the driver call this one, in the place of another, until `remove`: as long as this object lives at most."""
+        self._fake.library.fake_set_hook(self._hook)
+
+    def remove(self) -> None:
+        """Leaves the driver with nothing that runs kernels."""
+        self._fake.library.fake_set_hook(HOOK())
 
     def add(self, graphs: CudaGraphs) -> None:
         """Makes the kernels of a graph file known."""
