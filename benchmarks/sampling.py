@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import machine, report
+from flare.core.manifest import Limits
 from flare.replay.cpu import CpuArg, CpuNode, CpuProgram, CpuReplay, SampleParams, best_isa
 from ignition.targets.cpu.compile import ISA_FLAGS, compile_libraries
 from ignition.targets.cpu.source import generate, headers
@@ -74,7 +75,7 @@ def open_rows(library: Path, vocabulary: int) -> CpuReplay:
         library=library, nodes=[CpuNode("Add<16>", 0, (operand,) * 3)],
         weights=b"", weights_offset=0, weights_bytes=0, arena_bytes=64 * ROWS,
         io_bytes=4 * vocabulary * ROWS, logits_offset=0, kv_page_bytes=64,
-        vocabulary=vocabulary, max_context=16, slots=1, max_step_tokens=ROWS, max_rows=ROWS, page_tokens=16,
+        vocabulary=vocabulary, limits=Limits(max_context=16, slots=1, max_step_tokens=ROWS, max_rows=ROWS, page_tokens=16),
     )  # fmt: skip
     replay = CpuReplay(program, threads=1, kv_pages=1)
     replay.positions[:] = range(ROWS)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from flare.core.graph import CALLED, INTERPRETED, Op, misnamed
+from flare.core.manifest import Limits
 from flare.errors import CoreError, InputError, ReplayDead
 from flare.fallbacks import Fallbacks
 from flare.replay.called_nodes import Run, called_nodes
@@ -98,11 +99,7 @@ class CpuProgram:
     logits_offset: int
     kv_page_bytes: int
     vocabulary: int
-    max_context: int
-    slots: int
-    max_step_tokens: int
-    max_rows: int
-    page_tokens: int
+    limits: Limits
     kv_format: str = "f32"
 
 
@@ -166,17 +163,7 @@ class CpuReplay(StepArrays):
 
         Raises CoreError if the program is bad, InputError if the system has not the memory or threads for it.
         """
-        limits = ReplayLimits(
-            vocabulary=program.vocabulary,
-            max_context=program.max_context,
-            slots=program.slots,
-            max_step_tokens=program.max_step_tokens,
-            max_rows=program.max_rows,
-            page_tokens=program.page_tokens,
-            page_stride=-(-program.max_context // max(program.page_tokens, 1)),
-            kv_pages=kv_pages,
-            kv_page_bytes=program.kv_page_bytes,
-        )
+        limits = ReplayLimits.of(program.limits, program.vocabulary, kv_pages, program.kv_page_bytes)
         self._fallbacks = fallbacks or Fallbacks(told=False)
         self._instead_of_device = instead_of_device
         self._handle = c_void_p()
@@ -189,7 +176,7 @@ class CpuReplay(StepArrays):
         self._called = called_nodes(program.nodes, interpret, pieces or {})
         self._weights = _pin(program)
         try:
-            self._open(program, threads, kv_pages, huge_pages)
+            self._open(program, limits, threads, huge_pages)
         except BaseException:
             self._release_weights()
             raise
@@ -311,11 +298,11 @@ class CpuReplay(StepArrays):
         from flare.replay.interpreter import Interpreter, Sizes
 
         sizes = Sizes(
-            tokens=program.max_step_tokens,
-            rows=program.max_rows,
+            tokens=limits.max_step_tokens,
+            rows=limits.max_rows,
             kv_pages=limits.kv_pages,
-            kv_page_bytes=program.kv_page_bytes,
-            page_tokens=program.page_tokens,
+            kv_page_bytes=limits.kv_page_bytes,
+            page_tokens=limits.page_tokens,
             page_stride=limits.page_stride,
             kv_format=program.kv_format,
         )
@@ -323,7 +310,7 @@ class CpuReplay(StepArrays):
         self._fallbacks.need(interpreter.causes)
         return interpreter
 
-    def _open(self, program: CpuProgram, threads: int, kv_pages: int, huge_pages: bool) -> None:
+    def _open(self, program: CpuProgram, limits: ReplayLimits, threads: int, huge_pages: bool) -> None:
         nodes = (NodeStruct * len(program.nodes))()
         for target, node in zip(nodes, program.nodes, strict=True):
             args = (ArgStruct * len(node.args))(*(_arg(a) for a in node.args))
@@ -331,15 +318,15 @@ class CpuReplay(StepArrays):
             target.args = args  # the structure keeps the array alive
             target.nargs = len(node.args)
             target.phase = node.phase
-        for name, value in [("threads", threads), ("kv_pages", kv_pages)]:
+        for name, value in [("threads", threads), ("kv_pages", limits.kv_pages)]:
             if not 1 <= value < 1 << 31:
                 raise InputError(f"{name} {value}: must be in [1, {(1 << 31) - 1}]")
         a = OpenArgs(ctypes.sizeof(OpenArgs))
         for name in ["vocabulary", "max_context", "slots", "max_step_tokens", "max_rows", "page_tokens"]:
-            setattr(a, name, _bounded(name, getattr(program, name), 31))
+            setattr(a, name, _bounded(name, getattr(limits, name), 31))
         for name in ["kv_page_bytes", "arena_bytes", "io_bytes", "logits_offset", "weights_bytes"]:
             setattr(a, name, _bounded(name, getattr(program, name), 64))
-        a.kv_pages = kv_pages
+        a.kv_pages = limits.kv_pages
         a.threads = threads
         a.huge_pages = huge_pages
         a.node_count = len(nodes)

@@ -32,11 +32,11 @@ _LOGPROBS_BYTES = sizeof(RowLogprobs)
 
 @dataclass(frozen=True, slots=True)
 class _Executable:
+    """graphs: one for each piece of the step, None for a piece without nodes; one in all where there is no host part."""
+
     tokens: int
     rows: int
-    graphs: Sequence[
-        Any
-    ]  # one for each piece of the step, None for a piece without nodes; one in all where there is no host part
+    graphs: Sequence[Any]
 
 
 class CudaReplay(StepArrays):
@@ -64,19 +64,7 @@ class CudaReplay(StepArrays):
         Raises InputError if the device or the system has not the memory for it, and CoreError if the core is bad. The device is
         closed then.
         """
-        super().__init__(
-            ReplayLimits(
-                vocabulary=program.vocabulary,
-                max_context=program.max_context,
-                slots=program.slots,
-                max_step_tokens=program.max_step_tokens,
-                max_rows=program.max_rows,
-                page_tokens=program.page_tokens,
-                page_stride=-(-program.max_context // program.page_tokens),
-                kv_pages=kv_pages,
-                kv_page_bytes=program.segments.kv_page_bytes,
-            )
-        )
+        super().__init__(ReplayLimits.of(program.limits, program.vocabulary, kv_pages, program.segments.kv_page_bytes))
         self._at = {
             name: addressof(getattr(self, name))
             for name in ("tokens", "positions", "slots", "rows", "sampled", "targets", "wanted", "logprobs")

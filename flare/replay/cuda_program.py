@@ -11,7 +11,7 @@ from flare.core.architectures import Architecture
 from flare.core.cubin import read_cubin
 from flare.core.cuda_checks import open_cuda_graphs
 from flare.core.cuda_graph import CudaGraphs
-from flare.core.manifest import CudaSegments
+from flare.core.manifest import CudaSegments, Limits
 from flare.errors import InputError
 from flare.memory import check_reserved
 from flare.replay.cuda_driver import CudaDevice, NoDevice, kernels_remedy
@@ -40,11 +40,7 @@ class CudaProgram:
     weights: Path
     segments: CudaSegments
     vocabulary: int
-    max_context: int
-    slots: int
-    max_step_tokens: int
-    max_rows: int
-    page_tokens: int
+    limits: Limits
     host: HostProgram | None = None
 
     @classmethod
@@ -53,7 +49,7 @@ class CudaProgram:
         `flare.core.cuda_checks` finds that they cannot run as they say, or this machine runs none of a host part's
         libraries."""
         manifest = core.manifest
-        target, limits = manifest.cuda, manifest.limits
+        target = manifest.cuda
         assert target is not None
         graphs, cubins = open_cuda_graphs(core, architecture)
         return cls(
@@ -63,11 +59,7 @@ class CudaProgram:
             weights=core.file(target.weights.file),
             segments=target.segments,
             vocabulary=manifest.model.vocabulary,
-            max_context=limits.max_context,
-            slots=limits.slots,
-            max_step_tokens=limits.max_step_tokens,
-            max_rows=limits.max_rows,
-            page_tokens=limits.page_tokens,
+            limits=manifest.limits,
             host=_host_program(core),
         )
 

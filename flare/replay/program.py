@@ -63,7 +63,7 @@ def make_program(
     cpu target unless told otherwise."""
     target = target or cpu_target(manifest)
     library = next(library for library in target.libraries if library.isa == isa)
-    limits, segments = manifest.limits, target.segments
+    segments = target.segments
     nodes = [
         CpuNode(
             node.kernel, node.phase, tuple(CpuArg(arg.segment, arg.offset, arg.bytes) for arg in node.args), node.op
@@ -81,11 +81,7 @@ def make_program(
         logits_offset=0,
         kv_page_bytes=segments.kv_page_bytes,
         vocabulary=manifest.model.vocabulary,
-        max_context=limits.max_context,
-        slots=limits.slots,
-        max_step_tokens=limits.max_step_tokens,
-        max_rows=limits.max_rows,
-        page_tokens=limits.page_tokens,
+        limits=manifest.limits,
         kv_format=target.weights.kv_format,
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ctypes import c_int32
 from dataclasses import dataclass
 
+from flare.core.manifest import Limits
 from flare.replay.cpu_interface import RowLogprobs, SampleParams
 
 
@@ -21,6 +22,22 @@ class ReplayLimits:
     page_stride: int
     kv_pages: int
     kv_page_bytes: int
+
+    @classmethod
+    def of(cls, limits: Limits, vocabulary: int, kv_pages: int, kv_page_bytes: int) -> ReplayLimits:
+        """Those of a core with such limits, opened with so many pages; sizes that are out of their bounds stay so."""
+        stride = -(-limits.max_context // max(limits.page_tokens, 1))
+        return cls(
+            vocabulary=vocabulary,
+            max_context=limits.max_context,
+            slots=limits.slots,
+            max_step_tokens=limits.max_step_tokens,
+            max_rows=limits.max_rows,
+            page_tokens=limits.page_tokens,
+            page_stride=stride,
+            kv_pages=kv_pages,
+            kv_page_bytes=kv_page_bytes,
+        )
 
 
 _ARRAYS = tuple("tokens positions slots rows page_table sampling sampled targets wanted logprobs".split())

@@ -41,11 +41,7 @@ def host_program(exported: Exported, library: Path) -> HostProgram:
         logits_offset=0,
         kv_page_bytes=target.segments.kv_page_bytes,
         vocabulary=exported.export.vocabulary,
-        max_context=limits.max_context,
-        slots=limits.slots,
-        max_step_tokens=limits.max_step_tokens,
-        max_rows=limits.max_rows,
-        page_tokens=limits.page_tokens,
+        limits=limits,
         kv_format=target.weights.kv_format,
     )
     return HostProgram(program, host.ops)
@@ -93,19 +89,8 @@ class HostStep(StepArrays):
         fallbacks: Fallbacks | None = None,
     ) -> None:
         limits = exported.export.limits
-        stride = -(-limits.max_context // limits.page_tokens)
         super().__init__(
-            ReplayLimits(
-                vocabulary=exported.export.vocabulary,
-                max_context=limits.max_context,
-                slots=limits.slots,
-                max_step_tokens=limits.max_step_tokens,
-                max_rows=limits.max_rows,
-                page_tokens=limits.page_tokens,
-                page_stride=stride,
-                kv_pages=kv_pages,
-                kv_page_bytes=exported.target.segments.kv_page_bytes,
-            )
+            ReplayLimits.of(limits, exported.export.vocabulary, kv_pages, exported.target.segments.kv_page_bytes)
         )
         self.segments = exported.segments(kv_pages)
         self.device = SegmentsDevice(self.segments)

@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from flare.core.manifest import Limits
 from flare.replay.cpu import CpuArg, CpuNode, CpuProgram, CpuReplay, best_isa
 from ignition.targets.cpu.compile import compile_libraries
 from ignition.targets.cpu.source import headers
@@ -53,13 +54,10 @@ def program(nodes: Sequence[CpuNode], *, library: Path | None = None, **changes:
         logits_offset=0,
         kv_page_bytes=128,
         vocabulary=64,
-        max_context=160,
-        slots=4,
-        max_step_tokens=64,
-        max_rows=4,
-        page_tokens=16,
     )
-    return CpuProgram(**(fields | changes))
+    limits = dict(max_context=160, slots=4, max_step_tokens=64, max_rows=4, page_tokens=16)
+    limits = {name: changes.pop(name, value) for name, value in limits.items()}
+    return CpuProgram(**(fields | changes), limits=Limits(**limits))
 
 
 def aligned(data: Any) -> memoryview:

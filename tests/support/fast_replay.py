@@ -13,6 +13,7 @@ from math import exp, log
 from typing import Any
 from zlib import crc32
 
+from flare.core.manifest import Limits
 from flare.errors import ReplayDead
 from flare.replay.step_arrays import ReplayLimits, StepArrays
 
@@ -37,19 +38,15 @@ class FastReplay(StepArrays):
         page_tokens: int = 256,
         before_step: Callable[[], None] = lambda: None,
     ) -> None:
-        stride = -(-max_context // page_tokens)
-        limits = ReplayLimits(
-            vocabulary=vocabulary,
+        limits = Limits(
             max_context=max_context,
             slots=slots,
             max_step_tokens=max_step_tokens,
             max_rows=slots + SCORED_ROWS,
             page_tokens=page_tokens,
-            page_stride=stride,
-            kv_pages=stride * slots,
-            kv_page_bytes=page_tokens * 8,
         )
-        super().__init__(limits)
+        pages = slots * -(-max_context // page_tokens)
+        super().__init__(ReplayLimits.of(limits, vocabulary, pages, 8 * page_tokens))
         self._logprob = c_float(-log(vocabulary)).value
         self._reply = reply
         self._before_step = before_step

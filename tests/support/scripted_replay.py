@@ -17,6 +17,7 @@ from ctypes import c_float
 from math import exp, inf, isnan, log
 from zlib import crc32
 
+from flare.core.manifest import Limits
 from flare.errors import CoreError, ReplayDead
 from flare.replay.step_arrays import ReplayLimits, StepArrays
 from tests.support.reference_sampler import Draw, reference_sample
@@ -95,18 +96,14 @@ class ScriptedReplay(StepArrays):
         script: Script | None = None,
         logits: RowLogits | None = None,
     ) -> None:
-        limits = ReplayLimits(
-            vocabulary=vocabulary,
+        limits = Limits(
             max_context=max_context,
             slots=slots,
             max_step_tokens=max_step_tokens,
             max_rows=slots if max_rows is None else max_rows,
             page_tokens=page_tokens,
-            page_stride=-(-max_context // page_tokens),
-            kv_pages=kv_pages,
-            kv_page_bytes=page_tokens * 8,
         )
-        super().__init__(limits)
+        super().__init__(ReplayLimits.of(limits, vocabulary, kv_pages, 8 * page_tokens))
 
         self.model = ScriptedModel(vocabulary)
         self.script = script

@@ -134,11 +134,7 @@ def program(library: Path, step: Lowered) -> CpuProgram:
         weights_bytes=len(step.weights),
         logits_offset=0,
         vocabulary=VOCABULARY,
-        max_context=LIMITS.max_context,
-        slots=LIMITS.slots,
-        max_step_tokens=LIMITS.max_step_tokens,
-        max_rows=LIMITS.max_rows,
-        page_tokens=LIMITS.page_tokens,
+        limits=LIMITS,
         kv_format="f32",
         **step.sizes,
     )
