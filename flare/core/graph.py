@@ -69,6 +69,11 @@ class Op(Struct):
     outputs: list[Tensor]
 
 
+def without_kernel(op: str, count: int, target: str) -> str:
+    """How it is told that no kernel of a target runs so many nodes of an op."""
+    return f"op {op} ({count} node{'s' * (count > 1)}) is not run by a kernel of the {target} target"
+
+
 class Node(Struct, omit_defaults=True):
     """One kernel call. `label` says what it computes, in the recipe's names, for people and error texts. That of an `op` has a
     kernel of CALLED."""

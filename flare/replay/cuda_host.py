@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flare.core.cuda_graph import HostCut, HostRows
-from flare.core.graph import DEVICE
+from flare.core.graph import DEVICE, without_kernel
 from flare.fallbacks import Fallbacks
 from flare.replay.cpu import CpuProgram, CpuReplay
 from flare.replay.cuda_driver import CudaDevice
@@ -30,8 +30,7 @@ class HostProgram:
     def causes(self) -> tuple[str, ...]:
         """What every step of it records, in sentences."""
         return tuple(
-            f"op {name} ({count} node{'s' * (count > 1)}) is not run by a kernel of the cuda target, the processor runs it"
-            for name, count in self.ops.items()
+            f"{without_kernel(name, count, 'cuda')}, the processor runs it" for name, count in self.ops.items()
         )
 
 

@@ -16,13 +16,22 @@ from typing import Any, Protocol, get_args, get_origin, get_type_hints
 
 import numpy as np
 
-from flare.core.graph import MAX_DIMENSIONS, Op, Tensor, elements
+from flare.core.graph import MAX_DIMENSIONS, Op, Tensor, elements, without_kernel
 from flare.errors import CoreError
 from flare.fallbacks import Fallbacks
 
 Array = np.ndarray[Any, Any]
 RUN = 16
 """Positions that the keys of a page are transposed in: docs/core-format.md, Graphs."""
+
+_INPUTS: Mapping[str, list[int | str]] = {
+    "tokens": ["T"],
+    "positions": ["T"],
+    "slots": ["T"],
+    "page_table": ["slots", "slot_pages"],
+    "rows": ["R"],
+}
+"""The shapes of the arrays of a step, as nodes give them."""
 
 _KV_TYPES = {"f32": np.dtype("<f4"), "f16": np.dtype("<f2")}
 
@@ -160,8 +169,7 @@ class Interpreter:
         self._nodes = dict(nodes)
         counts = Counter(op.name for op, _ in nodes.values())
         self._causes = {
-            name: f"op {name} ({count} node{'s' * (count > 1)}) is not run by a kernel of the cpu target, numpy interprets it"
-            for name, count in counts.items()
+            name: f"{without_kernel(name, count, 'cpu')}, numpy interprets it" for name, count in counts.items()
         }
         self._inputs: dict[str, Array] = {}
         self._tokens = self._rows = 0
@@ -233,6 +241,8 @@ def _problem(op: Op, args: Sequence[Arg], sizes: Sizes) -> str | None:
         if tensor is not None and tensor.input:
             if written:
                 return f"it writes to the step's {tensor.input}"
+            if tensor.shape != _INPUTS[tensor.input]:
+                return f"the step's {tensor.input} of {str(tensor.shape)[:80]}, wanted {_INPUTS[tensor.input]}"
             continue
         if not left:
             return f"{len(args)} arguments are too few for its tensors"

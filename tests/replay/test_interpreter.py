@@ -169,6 +169,16 @@ def with_state(*shape: int | str) -> Op:
             [],
             "it writes to the step's rows",
         ),
+        (
+            Op(name="add", attrs={}, inputs=[Tensor(shape=[], input="tokens")], outputs=[]),
+            [],
+            r"the step's tokens of \[\], wanted \['T'\]",
+        ),
+        (
+            Op(name="add", attrs={}, inputs=[Tensor(shape=["X"], input="rows")], outputs=[]),
+            [],
+            r"the step's rows of \['X'\], wanted \['R'\]",
+        ),
         (Op(name="add", attrs={}, inputs=[Tensor(shape=["X", 4])], outputs=[]), ARGS[:1], "does not fit"),
         (Op(name="add", attrs={}, inputs=[Tensor(shape=[-2, -4])], outputs=[]), ARGS[:1], "does not fit"),
         (Op(name="add", attrs={}, inputs=[Tensor(shape=[1 << 62, 4])], outputs=[]), ARGS[:1], "does not fit"),

@@ -6,7 +6,7 @@ import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from flare.core.graph import check_graph
+from flare.core.graph import check_graph, without_kernel
 from flare.core.manifest import CpuSegments, CpuTarget, KernelLibrary, Limits
 from flare.errors import InputError
 from flare.replay.cpu_interface import ABI_VERSION
@@ -121,10 +121,7 @@ class CpuExport:
 
 def interpreted_notices(lowered: Lowered, *, allowed: bool) -> list[str]:
     """A line for each op that flare will interpret. Raises InputError where that is not allowed and there is one."""
-    found = [
-        f"op {name} ({count} node{'s' * (count > 1)}) is not run by a kernel of the cpu target"
-        for name, count in lowered.interpreted.items()
-    ]
+    found = [without_kernel(name, count, "cpu") for name, count in lowered.interpreted.items()]
     if found and not allowed:
         raise InputError(f"--no-cpu-fallback: {'; '.join(found)}; leave the option out to have it interpreted, slowly")
     return [f"{line}: flare interprets it with numpy, slowly" for line in found]
