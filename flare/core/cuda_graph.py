@@ -9,6 +9,7 @@ kernel copies boxes by. The file `graphs/cuda-<architecture>.msgpack` is Message
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Literal
 
 import msgspec
@@ -181,8 +182,8 @@ class CudaGraphs(Struct):
 
 def pieces(bucket: Bucket) -> list[Bucket]:
     """Returns the bucket cut up: one more than it has cuts, each with edges among its own nodes."""
-    found, ends = [], [*(cut.at for cut in bucket.host), len(bucket.nodes)]
-    for begin, end in zip([0, *ends], ends, strict=False):
+    found = []
+    for begin, end in pairwise([0, *(cut.at for cut in bucket.host), len(bucket.nodes)]):
         nodes = [
             replace(node, after=[replace(edge, node=edge.node - begin) for edge in node.after])
             for node in bucket.nodes[begin:end]

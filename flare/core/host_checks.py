@@ -19,7 +19,7 @@ from flare.errors import CoreError
 def cut_begins(bucket: Bucket) -> list[int]:
     """For each node of a bucket, the first one of its piece."""
     edges = [0, *(cut.at for cut in bucket.host), len(bucket.nodes)]
-    return [begin for begin, end in zip(edges, edges[1:], strict=False) for _ in range(begin, end)]
+    return [begin for begin, end in pairwise(edges) for _ in range(begin, end)]
 
 
 def check_cuts(

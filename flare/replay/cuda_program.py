@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from flare.config import MIB
 from flare.core.architectures import Architecture
 from flare.core.cubin import read_cubin
 from flare.core.cuda_checks import open_cuda_graphs
@@ -19,8 +20,6 @@ from flare.replay.cuda_host import HostProgram, pinned_bytes
 
 if TYPE_CHECKING:
     from flare.core.directory import Core
-
-MIB = 1 << 20
 
 NODE_BYTES = 4096
 """Device memory that is set aside for each node of an executable graph; about 3 KB on an H100 (Foundry, arXiv 2604.06664)."""
