@@ -52,6 +52,8 @@ def check(pool: Pool, places: list[Place]) -> torch.Tensor:
         {"architecture": "sm_100a", "heads": 1, "kv_heads": 1, "head_dim": 96, "window": 33, "page_tokens": 48},
         {"architecture": "sm_86", "element": "f16", "heads": 7, "kv_heads": 1, "head_dim": 256, "window": 70},
         {"architecture": "sm_120a", "heads": 20, "kv_heads": 1, "head_dim": 128, "page_tokens": 1024},
+        {"architecture": "sm_90a", "heads": 3, "kv_heads": 1, "head_dim": 512, "page_tokens": 32},
+        {"element": "f32", "heads": 2, "kv_heads": 1, "head_dim": 320, "window": 50},
         {"element": "f32", "heads": 17, "kv_heads": 1, "head_dim": 16, "window": 240},
         {"element": "f32", "heads": 2, "kv_heads": 2, "head_dim": 160, "page_tokens": 17, "window": 1},
     ],
@@ -262,7 +264,7 @@ def test_splits_are_64_at_most_and_run_side_by_side_in_small_steps() -> None:
     for tokens, lanes in ((1, 49), (4, 16), (64, 1)):
         split, _ = attention_launches(shape, **pointers(), workspace=workspace, tokens=tokens, label="x")
         assert split.grid == (tokens, 8, lanes)
-    assert shape_of(max_context=400, window=400).narrow_window == 0
+    assert shape_of(max_context=400, window=400).narrow_window == shape_of(window=2**40).narrow_window == 0
     assert shape_of(max_context=400, window=399).narrow_window == 399
 
 
@@ -274,7 +276,7 @@ def test_splits_are_64_at_most_and_run_side_by_side_in_small_steps() -> None:
         ({"kv_heads": 0}, "there are 0 KV heads"),
         ({"heads": 5}, "5 query heads are not a multiple of 2 KV heads"),
         ({"heads": 0}, "0 query heads are not"),
-        ({"head_dim": 264}, "head_dim is 264, must be a multiple of 8 from 16 to 256"),
+        ({"head_dim": 520}, "head_dim is 520, must be a multiple of 8 from 16 to 512"),
         ({"head_dim": 8}, "head_dim is 8"),
         ({"head_dim": 100}, "head_dim is 100"),
         ({"page_tokens": 8}, "a page has 8 tokens, must have 16 to 1024"),
@@ -286,8 +288,11 @@ def test_splits_are_64_at_most_and_run_side_by_side_in_small_steps() -> None:
         ({"pages": 24}, "24 pages of 16 tokens hold less than max_context, 400 tokens"),
         ({"scale": 0.0}, "scale is 0.0, must be above 0 and finite"),
         ({"scale": float("inf")}, "scale is inf"),
-        ({"window": -1}, "window is -1, must be 0 (none) to"),
-        ({"window": 2**30 + 1}, "window is 1073741825"),
+        ({"window": -1}, "window is -1, must be 0 (none) or more"),
+        (
+            {"heads": 16_384, "kv_heads": 16_384, "head_dim": 392},
+            "the number of a token's programs is 65536, must be in [1, 65535]",
+        ),
     ],
 )
 def test_sizes_that_are_refused(changes: dict[str, object], said: str) -> None:

@@ -56,7 +56,12 @@ def good(architecture: str, kernel: dict[str, Any]) -> bool:
 
 @pytest.mark.parametrize(
     ("architecture", "head_dim", "instruction"),
-    [("sm_86", 256, "versionMajor = 2"), ("sm_90a", 128, "versionMajor = 3"), ("sm_100a", 64, "blockM = 128")],
+    [
+        ("sm_86", 256, "versionMajor = 2"),
+        ("sm_90a", 128, "versionMajor = 3"),
+        ("sm_90a", 512, "versionMajor = 3"),
+        ("sm_100a", 512, "blockM = 128"),
+    ],
 )
 def test_both_forms_fit_and_multiply_alike(tmp_path: Path, architecture: str, head_dim: int, instruction: str) -> None:
     """mma.sync, wgmma or tcgen05: the same instruction, of the same columns and depth, for the same product."""
@@ -64,20 +69,22 @@ def test_both_forms_fit_and_multiply_alike(tmp_path: Path, architecture: str, he
     assert kernels["few"]["products"] == kernels["many"]["products"]
     for kernel in kernels.values():
         assert good(architecture, kernel)
-        assert len(kernel["products"]) == (2 if head_dim == 64 else 3)  # of 64 columns, scores and sums are alike
+        assert len(kernel["products"]) == 3
         assert all(f": {instruction}" in product for product in kernel["products"])
 
 
-@pytest.mark.parametrize("architecture", ["sm_80", "sm_89", "sm_103a", "sm_120a"])
-def test_the_larger_form_fits_the_other_architectures(tmp_path: Path, architecture: str) -> None:
-    assert good(architecture, compiled(tmp_path, architecture, "f16", 64, "many")["many"])
+@pytest.mark.parametrize(
+    ("architecture", "head_dim"), [("sm_80", 512), ("sm_89", 64), ("sm_103a", 64), ("sm_120a", 512)]
+)
+def test_the_larger_form_fits_the_other_architectures(tmp_path: Path, architecture: str, head_dim: int) -> None:
+    assert good(architecture, compiled(tmp_path, architecture, "f16", head_dim, "many")["many"])
 
 
 def test_tiles_of_both_forms_suit_one_instruction() -> None:
     """mma.sync takes 16 rows, wgmma 64, tcgen05.mma 128 or 64 that are other instructions."""
     for architecture in ABILITIES:
         for element in ("bf16", "f16", "f32"):
-            for head_dim in (64, 80, 128, 256):
+            for head_dim in (64, 80, 128, 256, 264, 512):
                 found = tiles(architecture, element, head_dim)
                 if architecture in ("sm_100a", "sm_103a") or element == "f32":
                     assert found.few == found.many

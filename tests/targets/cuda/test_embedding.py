@@ -75,7 +75,7 @@ FP8 = Matrix("fp8", 8, 64, Pointer("fp8", None), F32)
         ),
         (
             {"table": Matrix("bf16", 8, 2**27, BF16)},
-            "kernel embed: table's k is 134217728, must be in [1, 67107840]",
+            "kernel embed: width is 134217728, must be in [1, 67107840]",
         ),
     ],
 )

@@ -215,9 +215,9 @@ PAGES = Pages(BF16, BF16, I32, page_tokens=16, page_stride=2 * 16 * 64, table_st
         ({"norms": (F32, BF16)}, "norms is bf16, must be f32"),
         ({"angles": (F32, BF16)}, "angles is bf16, must be f32"),
         ({"tokens": 0}, "the number of tokens is 0, must be in [1, 2147483647]"),
-        ({"head_dim": 63}, "head_dim is 63, must be even"),
-        ({"head_dim": 2**15}, "head_dim is 32768, must be in [2, 16384]"),
-        ({"heads": 65_536}, "heads and kv_heads together is 65538, must be in [1, 65535]"),
+        ({"head_dim": 63}, "head_dim is 63, must be a multiple of 2 from 2 to 16384"),
+        ({"head_dim": 2**15}, "head_dim is 32768, must be a multiple of 2 from 2 to 16384"),
+        ({"heads": 65_536}, "heads and twice the KV heads together is 65538, must be in [1, 65535]"),
         ({"norms": (F32, F32), "eps": 0.0}, "eps is 0.0, must be above 0"),
     ],
 )

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 from flare.core.architectures import ABILITIES
 from flare.errors import InputError
-from ignition.targets.cuda.kernels.checks import power_of_two
+from ignition.targets.cuda.kernels.checks import GRID_LIMIT, Size, power_of_two
 from ignition.targets.cuda.launch import BYTES, Constant
 
 LOG2_E = 1.4426950408889634
-LARGEST_HEAD, PAGE_TOKENS = 256, (16, 1024)
+LARGEST_HEAD, PAGE_TOKENS = 512, (16, 1024)
 LARGEST_CONTEXT = 1 << 30
 """Positions and the ends of their blocks are 32-bit."""
 
@@ -41,7 +41,11 @@ class Tiles:
 
 
 LITTLE_SHARED = 100 << 10
-"""With at most so many bytes of shared memory for a block, those of the widest heads are read in smaller blocks."""
+"""With at most so many bytes of shared memory for a block, heads of more than VALUE_COLUMNS are read in smaller blocks, and
+those of more than WIDE_HEAD by fewer queries together."""
+
+WIDE_HEAD = 256
+"""Wider heads are read in smaller blocks everywhere."""
 
 
 def tiles(architecture: str, element: str, head_dim: int) -> Tiles:
@@ -50,16 +54,38 @@ def tiles(architecture: str, element: str, head_dim: int) -> Tiles:
     Rows are such that both kernels multiply by one instruction: `mma.sync` (16 rows; all but the following), `wgmma` (64;
     sm_90) and `tcgen05.mma` (128; sm_100 and sm_103) are rounded differently.
     """
+    wide = head_dim > WIDE_HEAD
     if element == "f32":  # no tensor cores: sums in order
-        return Tiles(Tile(16, 4), Tile(16, 4), 32)
-    many = Tile(128, 8)
+        return Tiles(Tile(16, 4), Tile(16, 4), 16 if wide else 32)
+    many, block = Tile(128, 8), 32 if wide else 64
     abilities = ABILITIES[architecture]
     if abilities.matrix == "tcgen05":
-        return Tiles(many, many, 64)
+        return Tiles(many, many, block)
     if abilities.matrix == "wgmma":
-        return Tiles(Tile(64, 4), many, 64)
+        return Tiles(Tile(64, 4), many, block)
     little = abilities.shared_bytes <= LITTLE_SHARED
-    return Tiles(Tile(16, 4), many, 32 if head_dim > VALUE_COLUMNS and little else 64)
+    if wide:  # a tile's queries pass through shared memory beside the keys
+        return Tiles(Tile(16, 4), Tile(32, 4) if little else Tile(64, 8), block)
+    return Tiles(Tile(16, 4), many, 32 if head_dim > VALUE_COLUMNS and little else block)
+
+
+def attention_sizes(architecture: str, element: str, heads: int, kv_heads: int, head_dim: int) -> list[Size]:
+    """The sizes of a layer's attention, and which the kernels take: of heads whole groups of 16 bytes, also of halves."""
+    rows = tiles(architecture, element, head_dim).few.rows
+    return [
+        Size("head_dim", head_dim, 16, LARGEST_HEAD, multiple=8),
+        Size("the number of a token's programs", _programs(heads, kv_heads, head_dim, rows), high=GRID_LIMIT),
+    ]
+
+
+def _programs(heads: int, kv_heads: int, head_dim: int, rows: int) -> int:
+    """KV heads x runs of as many of a KV head's query heads as are computed together x parts of the values' columns."""
+    group = heads // kv_heads
+    return kv_heads * -(-group // min(group, rows)) * -(-head_dim // _columns(head_dim))
+
+
+def _columns(head_dim: int) -> int:
+    return min(power_of_two(head_dim), VALUE_COLUMNS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +123,8 @@ class PagedAttention:
             self.heads > 0 and self.heads % self.kv_heads == 0,
             f"{self.heads} query heads are not a multiple of {self.kv_heads} KV heads",
         )
-        _require(
-            16 <= self.head_dim <= LARGEST_HEAD and self.head_dim % 8 == 0,
-            f"head_dim is {self.head_dim}, must be a multiple of 8 from 16 to {LARGEST_HEAD}",
-        )
+        for size in attention_sizes(self.architecture, self.element, self.heads, self.kv_heads, self.head_dim):
+            _require(size.taken, f"{size.name} is {size.value}, must be {size.wanted}")
         _require(low <= self.page_tokens <= high, f"a page has {self.page_tokens} tokens, must have {low} to {high}")
         size = self.kv_heads * self.page_tokens * self.head_dim
         _require(
@@ -116,10 +140,7 @@ class PagedAttention:
             f"{self.pages} pages of {self.page_tokens} tokens hold less than max_context, {self.max_context} tokens",
         )
         _require(self.scale > 0 and math.isfinite(self.scale), f"scale is {self.scale}, must be above 0 and finite")
-        _require(
-            0 <= self.window <= LARGEST_CONTEXT,
-            f"window is {self.window}, must be 0 (none) to {LARGEST_CONTEXT}",
-        )
+        _require(self.window >= 0, f"window is {self.window}, must be 0 (none) or more")
 
     @property
     def tiles(self) -> Tiles:
@@ -131,8 +152,8 @@ class PagedAttention:
         return min(self.heads // self.kv_heads, tile.rows)
 
     def programs(self, tile: Tile) -> int:
-        """Returns the programs of a token: KV heads x runs of a KV head's query heads x parts of the values' columns."""
-        return self.kv_heads * -(-(self.heads // self.kv_heads) // self.share(tile)) * self.parts
+        """Returns the programs of a token."""
+        return _programs(self.heads, self.kv_heads, self.head_dim, tile.rows)
 
     @property
     def narrow_window(self) -> int:
@@ -142,7 +163,7 @@ class PagedAttention:
     @property
     def columns(self) -> int:
         """Columns of values of one program, a power of two."""
-        return min(power_of_two(self.head_dim), VALUE_COLUMNS)
+        return _columns(self.head_dim)
 
     @property
     def parts(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from flare.core.cuda_checks import MAX_GRID
 from flare.errors import InputError
@@ -27,10 +28,39 @@ def require_element(kernel: str, name: str, pointer: Pointer | None, allowed: It
         raise InputError(f"kernel {kernel}: {name} is {pointer.element}, must be {' or '.join(allowed)}")
 
 
+@dataclass(frozen=True, slots=True)
+class Size:
+    """One of a call's sizes, and those that its kernel takes: multiples of `multiple` from `low` to `high`, which is the
+    largest i32 where nothing else bounds them."""
+
+    name: str
+    value: int
+    low: int = 1
+    high: int = 2**31 - 1
+    multiple: int = 1
+
+    @property
+    def taken(self) -> bool:
+        """Whether the kernel takes it."""
+        return self.low <= self.value <= self.high and self.value % self.multiple == 0
+
+    @property
+    def wanted(self) -> str:
+        """What the kernel takes, in words."""
+        if self.multiple == 1:
+            return f"in [{self.low}, {self.high}]"
+        return f"a multiple of {self.multiple} from {self.low} to {self.high}"
+
+
+def require_sizes(kernel: str, *sizes: Size) -> None:
+    """The kernel takes all of these."""
+    for size in sizes:
+        require(size.taken, kernel, f"{size.name} is {size.value}, must be {size.wanted}")
+
+
 def require_size(kernel: str, name: str, value: int, low: int = 1, high: int = 2**31 - 1) -> None:
-    """A size within its limits; the upper one of an i32 where nothing else bounds it."""
-    if not low <= value <= high:
-        raise InputError(f"kernel {kernel}: {name} is {value}, must be in [{low}, {high}]")
+    """A size within its limits, as `Size` has it."""
+    require_sizes(kernel, Size(name, value, low, high))
 
 
 def power_of_two(size: int) -> int:

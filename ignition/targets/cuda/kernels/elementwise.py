@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ignition.targets.cuda.kernels.checks import FLOATS, require_element, require_size
+from ignition.targets.cuda.kernels.checks import FLOATS, Size, require_element, require_sizes
 from ignition.targets.cuda.kernels.programmatic import begin
 from ignition.targets.cuda.launch import Launch, Pointer
 
@@ -69,8 +69,13 @@ def round_launch(x: Pointer, out: Pointer, *, elements: int, label: str) -> Laun
     return _elementwise("rounded", {"x": x, "out": out}, elements, label)
 
 
+def elements_size(elements: int) -> Size:
+    """The elements of a launch, and how many the kernels here take."""
+    return Size("the number of elements", elements)
+
+
 def _elementwise(kernel: str, pointers: dict[str, Pointer], elements: int, label: str) -> Launch:
-    require_size(kernel, "the number of elements", elements)
+    require_sizes(kernel, elements_size(elements))
     return Launch(
         kernel=f"elementwise.{kernel}",
         args={**pointers, "elements": elements},

@@ -5,7 +5,14 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ignition.targets.cuda.kernels.checks import GRID_LIMIT, power_of_two, require_element, require_size
+from ignition.targets.cuda.kernels.checks import (
+    GRID_LIMIT,
+    Size,
+    power_of_two,
+    require_element,
+    require_size,
+    require_sizes,
+)
 from ignition.targets.cuda.kernels.matrix import FORMATS, GROUP, Matrix
 from ignition.targets.cuda.kernels.programmatic import begin
 from ignition.targets.cuda.launch import Launch, Pointer
@@ -13,6 +20,11 @@ from ignition.targets.cuda.tiles import require_format
 
 BLOCK = 1024
 """Elements of a row that one program copies: more programs a token than one, so that a single token fills memory's pipes."""
+
+
+def row_size(width: int) -> Size:
+    """The elements of a row, and how many the kernels here take."""
+    return Size("width", width, high=BLOCK * GRID_LIMIT)
 
 
 @triton.jit
@@ -58,7 +70,7 @@ def embed_launch(table: Matrix, tokens: Pointer, out: Pointer, *, count: int, ar
     require_element("embed", "tokens", tokens, ("i32",))
     require_element("embed", "out", out, ("f32",))
     require_size("embed", "the number of tokens", count)
-    require_size("embed", "table's k", table.k, high=BLOCK * GRID_LIMIT)
+    require_sizes("embed", row_size(table.k))
     block = min(BLOCK, power_of_two(table.k))
     return Launch(
         kernel="embedding.embed",
@@ -92,7 +104,7 @@ def take_rows_launch(x: Pointer, rows: Pointer, out: Pointer, *, count: int, wid
     require_element("take_rows", "rows", rows, ("i32",))
     require_element("take_rows", "out", out, ("f32",))
     require_size("take_rows", "the number of rows", count)
-    require_size("take_rows", "width", width, high=BLOCK * GRID_LIMIT)
+    require_sizes("take_rows", row_size(width))
     block = min(BLOCK, power_of_two(width))
     return Launch(
         kernel="embedding.take_rows",

@@ -5,14 +5,14 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ignition.targets.cuda.kernels.checks import FLOATS, require, require_element, require_size
+from ignition.targets.cuda.kernels.checks import FLOATS, Size, require, require_element, require_size
 from ignition.targets.cuda.kernels.elementwise import silu
-from ignition.targets.cuda.kernels.linear import float_product, product_grid
-from ignition.targets.cuda.kernels.matrix import FORMATS, Matrix
+from ignition.targets.cuda.kernels.linear import float_product, product_grid, rows_size
+from ignition.targets.cuda.kernels.matrix import FORMATS, Format, Matrix
 from ignition.targets.cuda.kernels.programmatic import begin
 from ignition.targets.cuda.kernels.quantised_linear import QUANTISED, quantised_product, quantised_rows
 from ignition.targets.cuda.launch import Launch, Pointer, TensorMap
-from ignition.targets.cuda.tiles import by_maps, tile, two_products
+from ignition.targets.cuda.tiles import Tile, by_maps, tile, two_products
 
 
 @triton.jit
@@ -100,6 +100,16 @@ def gate_up(
     tl.store(out + row.to(tl.int64)[:, None] * N + column[None, :], value, mask=live[:, None] & inside[None, :])
 
 
+def gate_up_size(architecture: str, format: Format, n: int) -> Size:
+    """The rows of either weight, and how many the kernel takes. Raises InputError as `tile` does."""
+    return rows_size(n, _tile(architecture, format, n).columns // 2)
+
+
+def _tile(architecture: str, format: Format, n: int) -> Tile:
+    """The tile of both weights' rows together."""
+    return tile(architecture, format, 2 * n)
+
+
 def gate_up_launch(
     x: Pointer,
     gate: Matrix,
@@ -124,7 +134,7 @@ def gate_up_launch(
     require_element("gate_up", "gate_bias", gate_bias, ("f32",))
     require_element("gate_up", "up_bias", up_bias, ("f32",))
     require_size("gate_up", "the number of tokens", tokens)
-    chosen = tile(architecture, gate.format, 2 * gate.n)
+    chosen = _tile(architecture, gate.format, gate.n)
     warps, mapped = chosen.warps, by_maps(architecture, gate.format, gate.k)
     values: list[Pointer | TensorMap] = [gate.values, up.values]
     if mapped:

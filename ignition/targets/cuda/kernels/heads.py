@@ -11,10 +11,12 @@ import triton.language as tl
 from ignition.targets.cuda.kernels.checks import (
     FLOATS,
     GRID_LIMIT,
+    Size,
     power_of_two,
     require,
     require_element,
     require_size,
+    require_sizes,
 )
 from ignition.targets.cuda.kernels.programmatic import begin
 from ignition.targets.cuda.launch import Launch, Pointer
@@ -130,6 +132,19 @@ class Pages:
     table_stride: int
 
 
+def page_size(elements: int) -> Size:
+    """The elements from a page to the next, and how many the kernel takes: places inside a page are 32-bit."""
+    return Size("page_stride", elements)
+
+
+def head_sizes(heads: int, kv_heads: int, head_dim: int) -> list[Size]:
+    """The sizes of a layer's heads, and which the kernel takes."""
+    return [
+        Size("heads and twice the KV heads together", heads + 2 * kv_heads, high=GRID_LIMIT),
+        Size("head_dim", head_dim, 2, 2**14, multiple=2),
+    ]
+
+
 def heads_launch(
     projections: Pointer | tuple[Pointer, Pointer, Pointer],
     out: Pointer,
@@ -169,13 +184,10 @@ def heads_launch(
         ("heads", heads),
         ("kv_heads", kv_heads),
         ("page_tokens", pages.page_tokens),
-        ("page_stride", pages.page_stride),
         ("table_stride", pages.table_stride),
     ):
         require_size("heads", name, value)
-    require_size("heads", "heads and kv_heads together", heads + 2 * kv_heads, high=GRID_LIMIT)
-    require_size("heads", "head_dim", head_dim, low=2, high=2**14)
-    require(head_dim % 2 == 0, "heads", f"head_dim is {head_dim}, must be even")
+    require_sizes("heads", page_size(pages.page_stride), *head_sizes(heads, kv_heads, head_dim))
     least = kv_heads * pages.page_tokens * head_dim
     require(pages.page_stride >= 2 * least, "heads", f"page_stride is {pages.page_stride}, must hold {2 * least}")
     require(norms is None or eps > 0, "heads", f"eps is {eps}, must be above 0")

@@ -5,8 +5,16 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ignition.targets.cuda.kernels.checks import FLOATS, GRID_LIMIT, require, require_element, require_size
-from ignition.targets.cuda.kernels.matrix import Matrix
+from ignition.targets.cuda.kernels.checks import (
+    FLOATS,
+    GRID_LIMIT,
+    Size,
+    require,
+    require_element,
+    require_size,
+    require_sizes,
+)
+from ignition.targets.cuda.kernels.matrix import Format, Matrix
 from ignition.targets.cuda.kernels.programmatic import begin
 from ignition.targets.cuda.launch import Launch, Pointer, TensorMap
 from ignition.targets.cuda.tiles import Tile, by_maps, tile
@@ -169,6 +177,15 @@ def require_product(
 
 def product_grid(kernel: str, tokens: int, n: int, rows: int, columns: int) -> tuple[int, int, int]:
     """Programs along tokens and along columns."""
-    across = -(-n // columns)
-    require(across <= GRID_LIMIT, kernel, f"a weight of {n} rows needs {across} programs, must be at most {GRID_LIMIT}")
-    return -(-tokens // rows), across, 1
+    require_sizes(kernel, rows_size(n, columns))
+    return -(-tokens // rows), -(-n // columns), 1
+
+
+def rows_size(n: int, columns: int) -> Size:
+    """The rows of a product's weight, of which a program takes `columns`, and how many there may be."""
+    return Size("the number of its weight's rows", n, high=GRID_LIMIT * columns)
+
+
+def linear_size(architecture: str, format: Format, n: int) -> Size:
+    """The rows of a linear layer's weight, and how many the kernels take. Raises InputError as `tile` does."""
+    return rows_size(n, tile(architecture, format, n).columns)

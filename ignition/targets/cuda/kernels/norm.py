@@ -5,7 +5,15 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ignition.targets.cuda.kernels.checks import FLOATS, power_of_two, require, require_element, require_size
+from ignition.targets.cuda.kernels.checks import (
+    FLOATS,
+    Size,
+    power_of_two,
+    require,
+    require_element,
+    require_size,
+    require_sizes,
+)
 from ignition.targets.cuda.kernels.programmatic import begin
 from ignition.targets.cuda.launch import Launch, Pointer
 
@@ -34,6 +42,11 @@ def rms_norm(x, rows, weight, out, eps, WIDTH: tl.constexpr, BLOCK: tl.constexpr
     tl.store(out + place * WIDTH + column, scaled.to(out.dtype.element_ty), mask=inside)
 
 
+def norm_size(width: int) -> Size:
+    """The elements of a row, and how many the kernel takes."""
+    return Size("width", width, high=WIDEST)
+
+
 def rms_norm_launch(
     x: Pointer,
     weight: Pointer,
@@ -52,7 +65,7 @@ def rms_norm_launch(
     require_element("rms_norm", "out", out, FLOATS)
     require_element("rms_norm", "rows", rows, ("i32",))
     require_size("rms_norm", "the number of rows", count)
-    require_size("rms_norm", "width", width, high=WIDEST)
+    require_sizes("rms_norm", norm_size(width))
     require(eps > 0, "rms_norm", f"eps is {eps}, must be above 0")
     block = power_of_two(width)
     return Launch(

@@ -5,7 +5,14 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ignition.targets.cuda.kernels.checks import power_of_two, require, require_element, require_size
+from ignition.targets.cuda.kernels.checks import (
+    Size,
+    power_of_two,
+    require,
+    require_element,
+    require_size,
+    require_sizes,
+)
 from ignition.targets.cuda.kernels.programmatic import begin
 from ignition.targets.cuda.launch import Launch, Pointer
 
@@ -25,6 +32,11 @@ def rope_angles(
     tl.store(sin + token * HALF + column, tl.sin(angle) * scale, mask=inside)
 
 
+def frequencies_size(half: int) -> Size:
+    """The frequencies of a head, and how many the kernel takes."""
+    return Size("the number of frequencies", half, high=8192)
+
+
 def rope_angles_launch(
     positions: Pointer,
     inv_freq: Pointer,
@@ -41,7 +53,7 @@ def rope_angles_launch(
     for name, pointer in (("inv_freq", inv_freq), ("cos", cos), ("sin", sin)):
         require_element("rope_angles", name, pointer, ("f32",))
     require_size("rope_angles", "the number of tokens", tokens)
-    require_size("rope_angles", "the number of frequencies", half, high=8192)
+    require_sizes("rope_angles", frequencies_size(half))
     require(scale > 0, "rope_angles", f"scale is {scale}, must be above 0")
     return Launch(
         kernel="rotary.rope_angles",
