@@ -5,14 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ignition.ops.registry import define, require, require_activation, require_weight
+from ignition.ops.registry import define, require, require_activation, require_scalar, require_weight
 
 
 def _rms_norm_shape(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     require(x.dim() in (2, 3), "rms_norm", f"x is {list(x.shape)}, must be [T, D] or [T, H, D]")
     require_activation("rms_norm", "x", x, *x.shape)
     require_weight("rms_norm", "weight", weight, x.shape[-1])
-    require(eps > 0, "rms_norm", f"eps is {eps}, must be above 0")
+    require_scalar("rms_norm", "eps", eps)
     return torch.empty_like(x)
 
 

@@ -10,7 +10,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ignition.ops.registry import define, require, require_activation, require_index, require_range, require_shape
+from ignition.ops.registry import (
+    define,
+    require,
+    require_activation,
+    require_index,
+    require_range,
+    require_scalar,
+    require_shape,
+)
 
 
 def _require_paged(op: str, kv: Tensor, tokens: int, positions: Tensor, slots: Tensor, page_table: Tensor) -> None:
@@ -48,7 +56,7 @@ def _attention_shape(
     tokens, heads, head_dim = q.shape
     require(kv.shape[4] == head_dim, "attention", f"q has head size {head_dim}, kv has {kv.shape[4]}")
     require(heads % kv.shape[2] == 0, "attention", f"{heads} query heads are not a multiple of {kv.shape[2]} KV heads")
-    require(scale > 0, "attention", f"scale is {scale}, must be above 0")
+    require_scalar("attention", "scale", scale)
     require(window >= 0, "attention", f"window is {window}, must be 0 (none) or more")
     return q.new_empty((tokens, heads * head_dim))
 

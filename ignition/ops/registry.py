@@ -15,6 +15,9 @@ _LIBRARY = torch.library.Library("ignition", "DEF")
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 """What a weight may be stored as."""
 
+SCALARS = (1e-37, 1e38)
+"""The least and the greatest positive attribute."""
+
 
 def define(schema: str, *, shape: Callable[..., Any], reference: Callable[..., Any]) -> Callable[..., Any]:
     """Registers an op and returns the callable that dispatches to it.
@@ -64,6 +67,12 @@ def require_shape(op: str, name: str, tensor: Tensor, *dims: int | None) -> None
     wanted = ", ".join("*" if d is None else str(d) for d in dims)
     require(fits, op, f"{name} is {list(tensor.shape)}, must be [{wanted}]")
     require(tensor.is_contiguous(), op, f"{name} is not contiguous")
+
+
+def require_scalar(op: str, name: str, value: float) -> None:
+    """A positive number that f32 holds with all its digits, as targets compute with it."""
+    low, high = SCALARS
+    require(low <= value <= high, op, f"{name} is {value}, must be in [{low:g}, {high:g}]")
 
 
 def require_range(op: str, name: str, index: Tensor, limit: int) -> None:

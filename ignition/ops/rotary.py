@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ignition.ops.registry import define, require, require_activation, require_index, require_shape
+from ignition.ops.registry import define, require, require_activation, require_index, require_scalar, require_shape
 
 
 def _rope_angles_shape(positions: Tensor, inv_freq: Tensor, scale: float) -> tuple[Tensor, Tensor]:
     require_index("rope_angles", "positions", positions, None)
     require_activation("rope_angles", "inv_freq", inv_freq, None)
-    require(scale > 0, "rope_angles", f"scale is {scale}, must be above 0")
+    require_scalar("rope_angles", "scale", scale)
     shape = (positions.shape[0], inv_freq.shape[0])
     return inv_freq.new_empty(shape), inv_freq.new_empty(shape)
 
