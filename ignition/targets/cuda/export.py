@@ -30,6 +30,7 @@ from ignition.targets.cuda.lower import compute_dtype, linear_weights, lower
 from ignition.targets.cuda.operands import QUANTISED
 from ignition.targets.cuda.pieces import cut, reasons
 from ignition.targets.cuda.places import KERNELS, find_places
+from ignition.targets.cuda.sizes import Sizes
 from ignition.weights import VECTOR, Stored
 
 WEIGHTS_FILE = "weights-cuda.safetensors"
@@ -60,14 +61,16 @@ class CudaExport:
         storage, self.notices = widened(graph, storage, self.compute)
         formats = {name: stored.format for name, stored in storage.items()}
         self.host: HostExport | None = None
-        places = find_places(Patterns(graph), formats, kernels)
+        places = find_places(Patterns(graph), Sizes(graph, formats, self.compute, architectures), kernels)
         self.layers = linear_weights(graph, places.apart)
         if places.apart:
             cuts = cut(graph, places)
             self.notices += host_notices(reasons(graph, cuts, places), allowed=cpu_fallback)
             self.host = HostExport(graph, cuts, given, limits, vocabulary)
             self.notices += self.host.notices
-        self.lowered = {name: lower(graph, formats, self.compute, limits, name, kernels) for name in architectures}
+        self.lowered = {
+            name: lower(graph, formats, self.compute, limits, name, kernels, architectures) for name in architectures
+        }
         self.placements = {name: place(lowered, limits, vocabulary) for name, lowered in self.lowered.items()}
         self.any = next(iter(self.lowered.values()))
         self.weights = place_weights(

@@ -11,7 +11,7 @@ compute dtype. Nodes without a kernel (places.py) leave cuts between the works, 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from flare.core.manifest import Limits
 from ignition.graph import Graph, Node
@@ -27,10 +27,12 @@ from ignition.targets.cuda.kernels.linear import linear_launch
 from ignition.targets.cuda.kernels.norm import rms_norm_launch
 from ignition.targets.cuda.kernels.quantised_linear import quantised_linear_launch
 from ignition.targets.cuda.kernels.rotary import rope_angles_launch
-from ignition.targets.cuda.launch import BYTES, Element, Pointer
+from ignition.targets.cuda.launch import BYTES, Element, Launch, Pointer
+from ignition.targets.cuda.limits import require_elements, require_pages
 from ignition.targets.cuda.operands import QUANTISED, Buffer, Operands, at, count
 from ignition.targets.cuda.pieces import Cuts, cut
 from ignition.targets.cuda.places import KERNELS, find_places, gate_up, head_chains
+from ignition.targets.cuda.sizes import Sizes
 from ignition.targets.cuda.works import Cut, Launches, Lowered, Work
 
 _PIECE = "piece"
@@ -59,33 +61,37 @@ def lower(
     limits: Limits,
     architecture: str,
     kernels: Collection[str] = KERNELS,
+    architectures: Sequence[str] = (),
 ) -> Lowered:
     """Lowers a captured graph for an architecture. `formats` maps each matrix's name to its format; those of linear layers are
-    `compute` or quantised. `kernels` are the ops that have kernels.
+    `compute` or quantised. `kernels` are the ops that have kernels, `architectures` all of the core, whose host part is the
+    same: this one alone unless told otherwise.
 
-    Raises InputError naming the weight or size that has no kernel.
+    Raises InputError for a format that the architecture has no kernels for, and for limits that are too large for kernels,
+    naming the option.
     """
-    return _Lowering(graph, formats, compute, limits, architecture, kernels).run()
+    sizes = Sizes(graph, formats, compute, architectures or (architecture,))
+    return _Lowering(graph, sizes, compute, limits, architecture, kernels).run()
 
 
 class _Lowering:
     def __init__(
         self,
         graph: Graph,
-        formats: Mapping[str, str],
+        sizes: Sizes,
         compute: Element,
         limits: Limits,
         architecture: str,
         kernels: Collection[str],
     ) -> None:
         self.graph = graph
-        self.formats = formats
+        self.sizes = sizes
         self.compute = compute
         self.limits = limits
         self.architecture = architecture
         self.patterns = Patterns(graph)
-        self.places = find_places(self.patterns, formats, kernels)
-        self.operands = Operands(graph, self.patterns, formats, compute)
+        self.places = find_places(self.patterns, sizes, kernels)
+        self.operands = Operands(graph, self.patterns, sizes.formats, compute)
         self.works: list[Work] = []
         self.tables: set[str] = set()
         self.rounded: dict[int, Buffer] = {}  # by the number of the buffer that is rounded
@@ -93,6 +99,7 @@ class _Lowering:
         states = (state for state in graph.of_kind("state") if state.id in here)
         self.kv_ranges, self.kv_page_bytes = lay_out_kv(states, limits.page_tokens, BYTES[compute])
         self.pages = -(-limits.max_context // limits.page_tokens)
+        require_pages(limits, self.kv_page_bytes // BYTES[compute])
 
     def run(self) -> Lowered:
         cuts = cut(self.graph, self.places)
@@ -125,12 +132,11 @@ class _Lowering:
         first = linears[0]
         return all(
             self.graph.root(node.inputs[0]) is self.graph.root(first.inputs[0])
-            and self.formats[self.operands.weight_name(node.inputs[1])]
-            == self.formats[self.operands.weight_name(first.inputs[1])]
+            and self.sizes.format(node) == self.sizes.format(first)
             and (node.inputs[2] is None) == (first.inputs[2] is None)
             and all(len(self.patterns.uses[self.graph.root(i).id]) == 1 for i in node.inputs[1:] if i is not None)
             for node in linears
-        )
+        ) and self.sizes.joined(linears)
 
     # -- one handler an op -------------------------------------------------------------------------------------------
 
@@ -148,6 +154,18 @@ class _Lowering:
             return frozenset(item if isinstance(item, str) else f"%{item.id}" for item in items)
 
         self.works.append(Work(label, launches, names(reads) | {_PIECE}, names(writes), in_place, cut))
+
+    def _elementwise(self, label: str, launch: Callable[..., Launch], reads: Sequence[Buffer], out: Buffer) -> None:
+        """Adds a work over all elements of buffers of one size."""
+        require_elements(self.limits, label, out.width, out.count)
+        self._work(
+            label,
+            lambda tokens, rows: [
+                launch(*map(at, reads), at(out), elements=out.width * count(out, tokens, rows), label=label)
+            ],
+            reads=reads,
+            writes=[out],
+        )
 
     def _embed(self, node: Node) -> None:
         table, out = self.operands.matrix(node.inputs[0]), self.operands.make(node.outputs[0])
@@ -224,14 +242,7 @@ class _Lowering:
             return
         left, right = self.operands.get(node.inputs[0]), self.operands.get(node.inputs[1])
         out = self.operands.make(node.outputs[0])
-        self._work(
-            "add",
-            lambda tokens, rows: [
-                add_launch(at(left), at(right), at(out), elements=out.width * count(out, tokens, rows), label="add")
-            ],
-            reads=[left, right],
-            writes=[out],
-        )
+        self._elementwise("add", add_launch, [left, right], out)
 
     def _layer_input(self, linear: Node) -> Buffer:
         """What a linear layer reads, in the compute dtype: a launch of its own rounds what is kept in f32, once for all
@@ -241,14 +252,7 @@ class _Lowering:
             return source
         if source.id not in self.rounded:
             out = self.rounded[source.id] = self.operands.buffer(source.count, source.width, self.compute)
-            self._work(
-                "round",
-                lambda tokens, rows: [
-                    round_launch(at(source), at(out), elements=out.width * count(out, tokens, rows), label="round")
-                ],
-                reads=[source],
-                writes=[out],
-            )
+            self._elementwise("round", round_launch, [source], out)
         return self.rounded[source.id]
 
     def _product(self, linears: Sequence[Node], out: Buffer, residual: Buffer | None = None) -> None:
@@ -366,24 +370,11 @@ class _Lowering:
         )
 
     def _silu_mul(self, node: Node) -> None:
-        pair = gate_up(self.patterns, self.formats, node)
+        pair = gate_up(self.patterns, self.sizes, node)
         if pair is None:
             gate, up = self.operands.get(node.inputs[0]), self.operands.get(node.inputs[1])
             out = self.operands.make(node.outputs[0], rounded=True)
-            self._work(
-                "silu_mul",
-                lambda tokens, rows: [
-                    silu_mul_launch(
-                        at(gate),
-                        at(up),
-                        at(out),
-                        elements=out.width * count(out, tokens, rows),
-                        label="silu_mul",
-                    )
-                ],
-                reads=[gate, up],
-                writes=[out],
-            )
+            self._elementwise("silu_mul", silu_mul_launch, [gate, up], out)
             return
         source = self._layer_input(pair[0])
         matrices = [self.operands.matrix(linear.inputs[1]) for linear in pair]

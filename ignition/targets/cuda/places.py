@@ -1,17 +1,18 @@
 """Where a step has kernels of the cuda target, and where one node's launches do other nodes' work as well.
 
 A kernel takes an op only in places that it was made for: rope and norms of heads between a projection and attention, attention
-behind one store of its keys and values. All other nodes are apart: the processor runs them. A state lies on one side, so all
-that use it go together.
+behind one store of its keys and values; and only of sizes that it was made for (sizes.py). All other nodes are apart: the
+processor runs them. A state lies on one side, so all that use it go together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from ignition.graph import Graph, Node, Value
 from ignition.patterns import Patterns
+from ignition.targets.cuda.sizes import Sizes
 
 KERNELS = frozenset(
     ("embed", "rope_angles", "rms_norm", "linear", "rope", "kv_write", "attention", "silu_mul", "add", "take_rows")
@@ -37,14 +38,17 @@ class Places:
     queries: dict[int, Node] = field(default_factory=dict)
 
 
-def find_places(patterns: Patterns, formats: Mapping[str, str], kernels: Collection[str]) -> Places:
-    """Returns what becomes of the nodes of `patterns`' graph, whose chains then take in none that is apart. `formats` are those
-    of matrices by name, `kernels` the ops that have kernels."""
-    graph = patterns.graph
-    apart = {id(node): _NONE for node in graph.nodes if node.op not in kernels or node.op not in KERNELS}
+def find_places(patterns: Patterns, sizes: Sizes, kernels: Collection[str]) -> Places:
+    """Returns what becomes of the nodes of `patterns`' graph, whose chains then take in none that is apart. `sizes` are its
+    nodes', `kernels` the ops that have kernels."""
+    apart: dict[int, str] = {}
+    for node in patterns.graph.nodes:
+        why = sizes.refusal(node) if node.op in kernels and node.op in KERNELS else _NONE
+        if why is not None:
+            apart[id(node)] = why
     while True:
         patterns.apart = apart.keys()
-        round = _Round(patterns, formats)
+        round = _Round(patterns, sizes)
         if not round.more:
             return Places(apart, round.absorbed, round.queries)
         apart |= round.more
@@ -53,10 +57,10 @@ def find_places(patterns: Patterns, formats: Mapping[str, str], kernels: Collect
 class _Round:
     """What follows from the nodes that are apart so far: what is absorbed, and `more` nodes that are apart."""
 
-    def __init__(self, patterns: Patterns, formats: Mapping[str, str]) -> None:
+    def __init__(self, patterns: Patterns, sizes: Sizes) -> None:
         self.patterns = patterns
         self.graph: Graph = patterns.graph
-        self.formats = formats
+        self.sizes = sizes
         self.absorbed: dict[int, Node] = {}
         self.queries: dict[int, Node] = {}
         self.more: dict[int, str] = {}
@@ -68,7 +72,7 @@ class _Round:
             elif node.op == "rms_norm":
                 self._norm(node)
             elif node.op == "silu_mul":
-                self._absorb(node, *(gate_up(patterns, formats, node) or ()))
+                self._absorb(node, *(gate_up(patterns, sizes, node) or ()))
             elif node.op == "add" and (linear := patterns.residual_linear(node)) is not None:
                 self._absorb(node, linear)
 
@@ -89,7 +93,9 @@ class _Round:
         if missing:
             why = f"uses the same state as {missing[0]}, which {_NONE}"
         elif len(stores) == len(readers) == 1:
-            chains, why = head_chains(self.patterns, stores[0], readers[0]), _HEADS
+            why = self.sizes.heads_refusal(readers[0])
+            if why is None:
+                chains, why = head_chains(self.patterns, stores[0], readers[0]), _HEADS
         if chains is None:
             self.more.update((id(node), why) for node in users if id(node) not in self.patterns.apart)
             return
@@ -124,10 +130,7 @@ def head_chains(patterns: Patterns, write: Node, attention: Node) -> list[list[N
     return chains if kinds[0] == kinds[1] and early else None
 
 
-def gate_up(patterns: Patterns, formats: Mapping[str, str], node: Node) -> tuple[Node, Node] | None:
+def gate_up(patterns: Patterns, sizes: Sizes, node: Node) -> tuple[Node, Node] | None:
     """The two layers of a silu_mul, if one `gate_up` launch can do them and the product."""
     pair = patterns.gate_up(node)
-    if pair is None:
-        return None
-    gate, up = (formats.get(patterns.graph.root(linear.inputs[1]).name) for linear in pair)
-    return pair if gate == up else None
+    return pair if pair is not None and sizes.gate_up(*pair) else None

@@ -17,6 +17,7 @@ from ignition.options import ISAS
 from ignition.oracle import deviation
 from ignition.targets.cpu import compile
 from ignition.targets.cpu.source import generate, headers
+from ignition.targets.cuda.kernels import norm
 from ignition.targets.cuda.places import KERNELS
 from tests.support.checkpoints import make_checkpoint
 from tests.support.cuda_exports import Exported, export_cuda, export_odd
@@ -50,7 +51,13 @@ def exports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Exported]:
         name: export_cuda(checkpoints[kind, dtype], weights, kernels=KERNELS - set(missing))
         for name, (kind, dtype, weights, missing) in CASES.items()
     }
+    narrow = make_checkpoint(folder / "narrow", "qwen3", num_hidden_layers=1, head_dim=20)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(norm, "WIDEST", 63)
+        wide = export_cuda(checkpoints["llama", "float32"])
     return made | {
+        "heads of 20": export_cuda(narrow),
+        "wide norms": wide,
         "odd": export_odd(heads_of_their_own, "head"),
         "late product": export_odd(late_product, "square", kernels=KERNELS - {"silu_mul"}),
     }
@@ -104,17 +111,26 @@ def test_a_step_without_kernels_computes_what_the_reference_does(
         assert problem is None
 
 
-@pytest.mark.parametrize(("name", "ops"), [("odd", {"rms_norm": 1}), ("late product", {"silu_mul": 2})])
-def test_a_step_that_no_recipe_writes(
+@pytest.mark.parametrize(
+    ("name", "ops"),
+    [
+        ("odd", {"rms_norm": 1}),
+        ("late product", {"silu_mul": 2}),
+        ("heads of 20", {"rms_norm": 2, "rope": 2, "kv_write": 1, "attention": 1}),
+        ("wide norms", {"rms_norm": 3}),
+    ],
+)
+def test_a_step_in_a_place_or_of_a_size_without_kernels(
     exports: dict[str, Exported], library: Path, name: str, ops: dict[str, int]
 ) -> None:
-    """An op in a place that no kernel was made for; a layer that runs in a later piece than its place in the step."""
+    """An op in a place that no kernel was made for; a layer that runs in a later piece than its place in the step; sizes that
+    kernels do not take."""
     made = exports[name]
     assert made.target.host.ops == ops
     with HostStep(made, library) as step:
-        found = run(step, *FIRST)
-    wanted = made.reference.step(*FIRST[:3], TABLES, FIRST[3])
-    assert torch.allclose(found, wanted, rtol=0, atol=2e-5 * wanted.abs().max())
+        for given in (FIRST, SECOND):
+            found, wanted = run(step, *given), made.reference.step(*given[:3], TABLES, given[3])
+            assert torch.allclose(found, wanted, rtol=0, atol=2e-5 * wanted.abs().max())
 
 
 @pytest.mark.parametrize("name", ["bf16 silu_mul and rms_norm", "q8 linear and take_rows"])

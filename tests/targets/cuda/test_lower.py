@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from msgspec import structs
 from torch import Tensor
 
 import recipes
@@ -23,6 +24,7 @@ from ignition.targets.cpu.export import CpuExport
 from ignition.targets.cpu.lower import lower as lower_for_cpu
 from ignition.targets.cuda.export import CudaExport
 from ignition.targets.cuda.graphs import bucket_sizes
+from ignition.targets.cuda.limits import require_elements
 from ignition.targets.cuda.lower import compute_dtype, lower
 from ignition.targets.cuda.places import KERNELS
 from ignition.weights import VECTOR
@@ -290,9 +292,8 @@ def test_a_matrix_that_the_cpu_target_keeps_plain_is_f32(llama: Exported) -> Non
 
 def test_an_architecture_without_fp8_is_refused() -> None:
     graph = GRAPHS.setdefault("llama", dense_graph())
-    lowered = lower(graph, {name: "fp8" for name in matrix_names(graph)}, "bf16", LIMITS, "sm_86")
-    with pytest.raises(InputError, match="fp8"):
-        lowered.works[0].launches(1, 1)
+    with pytest.raises(InputError, match="weights in fp8 need sm_89 or newer, not sm_86"):
+        lower(graph, {name: "fp8" for name in matrix_names(graph)}, "bf16", LIMITS, "sm_86")
 
 
 def test_ops_that_nothing_takes_in_have_launches_of_their_own() -> None:
@@ -329,3 +330,44 @@ def test_a_layer_added_to_itself_is_no_residual() -> None:
     layer, add = lower_for_cpu(graph, formats, "f32", LIMITS).calls[2:4]
     assert layer.kernel == "Linear<Tokens, F32, 64, 64, false, false>" and add.kernel == "Add<64>"
     assert add.operands[:2] == (layer.operands[-1],) * 2
+
+
+@pytest.mark.parametrize(
+    ("limits", "config", "said"),
+    [
+        (
+            {"max_context": 2**30 + 1},
+            {},
+            "a context of 1073741825 tokens is more than the cuda target takes; give --max-context of 1073741824 or less",
+        ),
+        (
+            {"page_tokens": 1024},
+            {"num_attention_heads": 4096, "num_key_value_heads": 4096, "head_dim": 128, "num_hidden_layers": 2},
+            "--page-tokens is 1024: a page of all layers' keys and values has 2147483648 elements, the cuda target takes "
+            "2147483647 at most; choose fewer tokens",
+        ),
+        (
+            {"max_step_tokens": 65_536},
+            {"intermediate_size": 32_768},
+            "--max-step-tokens is too large: silu_mul of 65536 rows has 2147483648 elements, the cuda target takes 2147483647 "
+            "at once; choose 65535 at most",
+        ),
+    ],
+)
+def test_limits_that_kernels_do_not_take_are_refused_by_their_options(
+    limits: dict[str, int], config: dict[str, int], said: str
+) -> None:
+    graph = dense_graph(**config)
+    formats = {name: "q8" if name.endswith("gate_proj.weight") else "bf16" for name in matrix_names(graph)}
+    lower(graph, formats, "bf16", LIMITS, "sm_90a")
+    with pytest.raises(InputError) as caught:
+        lower(graph, formats, "bf16", structs.replace(LIMITS, **limits), "sm_90a")
+    assert str(caught.value) == said
+
+
+def test_rows_that_kernels_do_not_take_are_refused_by_the_slots() -> None:
+    limits = structs.replace(LIMITS, max_rows=1024)
+    require_elements(limits, "add", 2**21 - 1, "R")
+    said = "--slots is too large: add of 1024 rows has 2147483648 elements, .* takes 2147483647 at once; choose fewer"
+    with pytest.raises(InputError, match=f"^{said}$"):
+        require_elements(limits, "add", 2**21, "R")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from functools import cache
 
 import pytest
@@ -17,6 +17,7 @@ from ignition.targets.cpu.lower import lower as lower_for_cpu
 from ignition.targets.cuda.lower import lower
 from ignition.targets.cuda.pieces import Cuts, cut, host_graph, ops, reasons
 from ignition.targets.cuda.places import KERNELS, Places, find_places
+from ignition.targets.cuda.sizes import Sizes
 from tests.support.cuda_exports import LIMITS
 from tests.support.odd_graphs import (
     Change,
@@ -40,9 +41,12 @@ HEADS = (
 )
 
 
+def sizes_of(graph: Graph, format: str = "f32", architectures: Sequence[str] = ("sm_90a",)) -> Sizes:
+    return Sizes(graph, {name: format for name in matrix_names(graph)}, "f32", architectures)
+
+
 def places_of(graph: Graph, kernels: Collection[str] = KERNELS) -> tuple[Places, Cuts]:
-    formats = {name: "f32" for name in matrix_names(graph)}
-    places = find_places(Patterns(graph), formats, kernels)
+    places = find_places(Patterns(graph), sizes_of(graph), kernels)
     return places, cut(graph, places)
 
 
@@ -132,6 +136,81 @@ def test_what_goes_apart_without_a_kernel(
     lines = [line.split(" ", 2)[1:] for line in reasons(dense(), made, places)]
     told = {(op, rest.partition(") ")[2]) for op, rest in lines}
     assert told == {(op, NONE if op in missing else why[op]) for op in found}
+
+
+def sized(name: str, wanted: str, seen: int, target: str = "the cuda target") -> str:
+    """Why an op of a size that kernels do not take goes apart."""
+    return f"has kernels on {target} only where {name} is {wanted}, not {seen}"
+
+
+ROWS = "the number of its weight's rows"
+HEAD = "a multiple of 8 from 16 to 512"
+WIDE = {"hidden_size": 20_480, "head_dim": 64}
+HALF_WIDE = {"head_dim": 392, "num_attention_heads": 16_384, "num_key_value_heads": 16_384}
+
+
+@pytest.mark.parametrize(
+    ("config", "found", "why"),
+    [
+        ({"head_dim": 20}, HEADS_HERE, {"attention": sized("head_dim", HEAD, 20)}),
+        ({"head_dim": 8}, HEADS_HERE, {"attention": sized("head_dim", HEAD, 8)}),
+        ({"head_dim": 520}, HEADS_HERE, {"attention": sized("head_dim", HEAD, 520)}),
+        ({"head_dim": 512}, {}, {}),
+        (WIDE, {"rms_norm": 5}, {"rms_norm": sized("width", "in [1, 16384]", 20_480)}),
+        ({"vocab_size": 4_194_241}, {"linear": 1}, {"linear": sized(ROWS, "in [1, 4194240]", 4_194_241)}),
+        ({"vocab_size": 4_194_240}, {}, {}),
+        # Products that are joined where that fits.
+        ({"intermediate_size": 2_097_121}, {}, {}),
+        ({"head_dim": 512, "num_attention_heads": 4096, "num_key_value_heads": 4096}, {}, {}),
+        # A projection that has no kernel has no heads behind it either.
+        (HALF_WIDE, {"linear": 6, **HEADS_HERE}, {"linear": sized(ROWS, "in [1, 4194240]", 6_422_528)}),
+    ],
+)  # fmt: skip
+def test_what_goes_apart_for_its_size(config: dict[str, int], found: dict[str, int], why: dict[str, str]) -> None:
+    graph = dense_graph(**config)
+    places, made = places_of(graph)
+    assert ops(made) == found
+    lines = reasons(graph, made, places)
+    for op, cause in why.items():
+        assert [line.partition(") ")[2] for line in lines if line.startswith(f"op {op} ")] == [cause]
+    if "rope" in found:
+        assert any(line.startswith("op rope (4 nodes") and line.endswith(BETWEEN) for line in lines)
+    # All that is not apart has launches, in every bucket.
+    lowered = lower(graph, sizes_of(graph).formats, "f32", LIMITS, "sm_90a")
+    assert all(work.launches(tokens, 1) or work.cut for work in lowered.works for tokens in (1, 16))
+
+
+def test_products_that_do_not_fit_together_stand_alone() -> None:
+    """By the kernels of f32: 65535 programs of 64 rows, or of 32 of gate and up each."""
+    graph = dense_graph(num_hidden_layers=1, intermediate_size=2_097_121, head_dim=512, num_attention_heads=4096)
+    lowered = lower(graph, sizes_of(graph).formats, "f32", LIMITS, "sm_90a")
+    kernels = [launch.kernel.partition(".")[2] for work in lowered.works for launch in work.launches(1, 1)]
+    assert kernels.count("gate_up") == 0 and kernels.count("silu_mul") == 1
+    assert kernels.index("heads") - kernels.index("rms_norm") == 2
+    assert {name.count("+") for name in lowered.weights} == {0, 2}
+
+
+def test_what_one_architecture_does_not_take_none_of_the_core_does() -> None:
+    """A product of halves is of up to 65535 x 64 rows on sm_80, and of twice as many on sm_90a: what that joins and takes alone
+    is apart, and in products of their own, in a core of both."""
+    rows = {"vocab_size": 5_000_000, "num_attention_heads": 4096, "num_key_value_heads": 4096, "head_dim": 512}
+    graph = dense_graph(num_hidden_layers=1, intermediate_size=3_000_000, **rows)
+    both = ("sm_80", "sm_90a")
+    sizes = sizes_of(graph, "bf16", both)
+    places = find_places(Patterns(graph), sizes, KERNELS)
+    why = sized(ROWS, "in [1, 4194240]", 5_000_000, "sm_80")
+    assert reasons(graph, cut(graph, places), places) == [f"op linear (1 node, at lm_head.weight) {why}"]
+    alone, old, new = (
+        lower(graph, sizes.formats, "bf16", LIMITS, name, KERNELS, core)
+        for name, core in (("sm_90a", ("sm_90a",)), ("sm_80", both), ("sm_90a", both))
+    )
+    kernels = [{launch.kernel for work in made.works for launch in work.launches(1, 1)} for made in (alone, old, new)]
+    cuts = [[work.cut for work in made.works if work.cut] for made in (alone, old, new)]
+    assert "gate_up.gate_up" in kernels[0] and not cuts[0] and any("+" in name for name in alone.weights)
+    assert kernels[1] == kernels[2] and "gate_up.gate_up" not in kernels[1]
+    assert old.weights == new.weights and not any("+" in name for name in old.weights)
+    crossing = [[[(b.count, b.width) for b in (*c.gives, *c.takes)] for c in some] for some in cuts[1:]]
+    assert crossing == [[[("R", 64), ("R", 5_000_000)]]] * 2
 
 
 def test_an_op_that_nobody_knows_goes_apart_too() -> None:
