@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,10 @@ _SIZES: dict[str, tuple[int, int]] = {
     "pages": (3001, 4001),
     "page_tokens": (112, 208),
 }
+
+# Arguments that are weights, by the names that ops give them.
+_MATRICES = frozenset(("table", "w"))
+_VECTORS = frozenset(("weight", "bias", "inv_freq"))
 
 _ALIASES = {torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default, torch.ops.aten._reshape_alias.default}
 
@@ -142,12 +146,32 @@ class _Recorder(TorchDispatchMode):
             result = func(*args, **kwargs)
         except InputError as error:
             raise InputError(f"{place}: {error}") from None
+        self._require_own(func, inputs, place)
         results = () if result is None else result if isinstance(result, tuple) else (result,)
         outputs = tuple(self.add(tensor, "temp", "", place) for tensor in results)
         name = func._schema.name.split("::")[1]
         self.tape.nodes.append(Node(name, tuple(inputs), outputs, attrs, tuple(mutates)))
         self.tape.node_places.append(place)
         return result
+
+    def _require_own(self, func: Any, inputs: Iterable[int | None], place: str) -> None:
+        """Kernels find the step's arrays and the weights by themselves: where an op takes an array, it must be that of the
+        argument's name, where it takes a weight, one of the recipe's, and a matrix as it was declared."""
+        tensors = (argument.name for argument in func._schema.arguments if "Tensor" in str(argument.type))
+        for argument, id in zip(tensors, inputs, strict=True):
+            if id is None:
+                continue
+            value = self.tape.values[id]
+            view = "" if value.alias_of is None else "a view of "
+            if value.kind == "input" and (view or value.name != argument):
+                problem = f"{view}the step's {value.name}, must be the step's {argument}"
+            elif argument in _MATRICES | _VECTORS and value.kind != "weight":
+                problem = "no weight, must be one of the recipe's"
+            elif argument in _MATRICES and view:
+                problem = f"{view}{value.name}, must be a weight as the recipe declares it"
+            else:
+                continue
+            raise InputError(f"{place}: op {func._schema.name.split('::')[1]}: {argument} is {problem}")
 
     def add(self, tensor: Tensor, kind: Kind, name: str, place: str = "the step's inputs") -> int:
         """A new value with its own storage."""

@@ -144,6 +144,25 @@ def _depends_on_the_count(model: Any, weights: Mapping[str, Tensor], io: StepIO)
     return ops.add(x, x) if len(io.tokens) > 1500 else x
 
 
+def _embeds_positions(model: Any, weights: Mapping[str, Tensor], io: StepIO) -> Tensor:
+    x = ops.embed(weights["table"], io.tokens)
+    return ops.add(x, ops.embed(weights["table"], io.positions))
+
+
+def _multiplies_activations(model: Any, weights: Mapping[str, Tensor], io: StepIO) -> Tensor:
+    x = ops.embed(weights["table"], io.tokens)
+    return ops.linear(x, x)
+
+
+def _turns_a_weight(model: Any, weights: Mapping[str, Tensor], io: StepIO) -> Tensor:
+    x = ops.embed(weights["table"], io.tokens)
+    return ops.linear(x.view(-1, 2, 2).flatten(1), weights["norm"].view(1, 4))
+
+
+def _takes_pages(model: Any, weights: Mapping[str, Tensor], io: StepIO) -> Tensor:
+    return ops.take_rows(ops.embed(weights["table"], io.tokens), io.page_table.view(-1))
+
+
 @pytest.mark.parametrize(
     ("step", "line", "problem"),
     [
@@ -155,6 +174,10 @@ def _depends_on_the_count(model: Any, weights: Mapping[str, Tensor], io: StepIO)
         (_gives_wrong_shapes, 1, r"op rms_norm: weight is \[9, 4\], must be \[4\]"),
         (_merges_tokens, 2, r"op linear: x is \[2018, 1, 2\], must be \[\*, \*\]"),
         (_scales_tokens, 1, "a dimension of 2018 at T=1009 and 4006 at T=2003"),
+        (_embeds_positions, 2, "op embed: tokens is the step's positions, must be the step's tokens"),
+        (_takes_pages, 1, "op take_rows: rows is a view of the step's page_table, must be the step's rows"),
+        (_multiplies_activations, 2, "op linear: w is no weight, must be one of the recipe's"),
+        (_turns_a_weight, 2, "op linear: w is a view of norm, must be a weight as the recipe declares it"),
         (_depends_on_the_count, 2, "something else at another number of tokens or rows"),
     ],
 )

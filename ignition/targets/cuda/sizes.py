@@ -63,7 +63,7 @@ class Sizes:
 
     def _sizes(self, node: Node, architecture: str) -> list[Size]:
         match node.op:
-            case "linear" if self.graph.root(node.inputs[1]).kind == "weight":
+            case "linear":
                 return [linear_size(architecture, self.format(node), self._rows(node))]
             case "rms_norm" if len(self._shape(node, 0)) == 2:
                 return [norm_size(int(self._shape(node, 0)[-1]))]
