@@ -12,7 +12,7 @@ from contextlib import ExitStack, suppress
 from types import ModuleType
 from typing import Any
 
-from flare.core.architectures import ABILITIES
+from flare.core.architectures import architecture_for, kernels_remedy
 from flare.errors import CoreError, FlareError, InputError, ReplayDead
 
 MIN_DRIVER = 12030
@@ -75,31 +75,6 @@ class OutOfMemory(InputError):
     def __init__(self, message: str) -> None:
         super().__init__(f"{message}; {KV_REMEDY}")
         self.message = message
-
-
-def architecture_for(available: Iterable[str], capability: tuple[int, int]) -> str | None:
-    """Returns which of the architectures' cubins a device of that compute capability runs fastest, None if it runs none.
-
-    Cubins run on devices of their own major version with the same or a greater minor one; those of an architecture with the
-    suffix `a` on its own capability alone (CUDA C++ programming guide, binary compatibility and family-specific features).
-    """
-    major, minor = capability
-    best: tuple[int, bool, str] | None = None
-    for name in available:
-        exact = name.endswith("a")
-        number = int(name.removeprefix("sm_").removesuffix("a"))
-        runs = (number == 10 * major + minor) if exact else number // 10 == major and number % 10 <= minor
-        if runs:
-            best = max(best or (0, False, ""), (number, exact, name))
-    return best and best[2]
-
-
-def kernels_remedy(*capabilities: tuple[int, int]) -> str:
-    """Returns what gives a core kernels for devices of any of these compute capabilities."""
-    named = dict.fromkeys(architecture_for(ABILITIES, capability) for capability in capabilities)
-    if known := [name for name in named if name is not None]:
-        return f"export the core with {' or '.join(known)} among its --target cuda"
-    return f"no architecture that cores are exported for runs there ({', '.join(ABILITIES)})"
 
 
 def load_bindings() -> ModuleType:

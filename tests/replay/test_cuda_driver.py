@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from flare.core.architectures import architecture_for, kernels_remedy
 from flare.core.cuda_graph import Bucket, KernelNode, Pointer, Scalar
 from flare.errors import CoreError, InputError, ReplayDead
 from flare.replay import cuda_driver
-from flare.replay.cuda_driver import FATAL, DeviceError, NoDevice, architecture_for, kernels_remedy, open_device
+from flare.replay.cuda_driver import FATAL, DeviceError, NoDevice, open_device
 from flare.replay.cuda_executables import GraphBuilder, load_functions
 from tests.support.cuda_cubins import assemble
 from tests.support.fake_cuda.library import FakeCuda, header
