@@ -92,6 +92,10 @@ class CudaReplay(StepArrays):
             device.close()
             raise
 
+    @property
+    def waits(self) -> int:  # type: ignore[override]
+        return self._device.waits
+
     def step(self, n_tokens: int, n_rows: int, meanwhile: Callable[[], None] | None = None) -> None:
         """Runs the graph on the first `n_tokens` tokens; logits of the tokens `rows[:n_rows]` are there afterwards.
 

@@ -106,6 +106,8 @@ class CudaDevice:
         """The core's architecture that `open_device` chose."""
         self.lost = ""
         """Why the context is lost; empty while it is not."""
+        self.waits = 0
+        """Begins and ends of waits for what was started, for other threads to watch: odd while one is under way."""
         self.name = "CUDA device"
         self.context: Any = None
         self.stream: Any = None
@@ -250,7 +252,11 @@ class CudaDevice:
 
     def synchronise(self) -> None:
         """Waits until everything that was started is done."""
-        self.call("cuStreamSynchronize", self.stream)
+        self.waits += 1
+        try:
+            self.call("cuStreamSynchronize", self.stream)
+        finally:
+            self.waits += 1
 
     def settle(self) -> None:
         """Waits after a failure, raising nothing: what was started uses memory that is to be freed. Where that fails too, the

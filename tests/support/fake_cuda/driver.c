@@ -10,7 +10,7 @@
 //
 // Settings, from the environment at load or by fake_set: FAKE_CUDA_CAPABILITY (90), FAKE_CUDA_MEMORY (bytes, 2^30),
 // FAKE_CUDA_DEVICES (1), FAKE_CUDA_DRIVER (13000). FAKE_CUDA_FAIL or fake_fail ("cuGraphLaunch=719@2"): the second next call gives result 719;
-// with a + behind ("cuGraphLaunch=304@2+") all later ones do too.
+// with a + behind ("cuGraphLaunch=304@2+") all later ones do too. A call of result -1 does not return.
 #define _GNU_SOURCE
 #include <cuda.h>
 #include <dlfcn.h>
@@ -111,6 +111,7 @@ static int is_failing(const char* function) {
 static CUresult enter(const char* function) {
   if (sticky) return sticky;
   if (is_failing(function) && --fail_after <= 0) {
+    if (fail_result < 0) for (;;) pause();  // as behind a kernel that never ends
     if (!fail_on) failing[0] = 0;
     if (fatal(fail_result)) sticky = fail_result, queued = 0;
     return refuse(fail_result, "injected into %s", function);
