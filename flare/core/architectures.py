@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -40,3 +40,28 @@ ABILITIES: Mapping[str, Abilities] = {
 def in_order(names: Container[str]) -> list[Architecture]:
     """Returns those of the architectures that are among the names, the oldest first: the order in which all texts have them."""
     return [name for name in get_args(Architecture) if name in names]
+
+
+def architecture_for(available: Iterable[str], capability: tuple[int, int]) -> str | None:
+    """Returns which of the architectures' cubins a device of that compute capability runs fastest, None if it runs none.
+
+    Cubins run on devices of their own major version with the same or a greater minor one; those of an architecture with the
+    suffix `a` on its own capability alone (CUDA C++ programming guide, binary compatibility and family-specific features).
+    """
+    major, minor = capability
+    best: tuple[int, bool, str] | None = None
+    for name in available:
+        exact = name.endswith("a")
+        number = int(name.removeprefix("sm_").removesuffix("a"))
+        runs = (number == 10 * major + minor) if exact else number // 10 == major and number % 10 <= minor
+        if runs:
+            best = max(best or (0, False, ""), (number, exact, name))
+    return best and best[2]
+
+
+def kernels_remedy(*capabilities: tuple[int, int]) -> str:
+    """Returns what gives a core kernels for devices of any of these compute capabilities."""
+    named = dict.fromkeys(architecture_for(ABILITIES, capability) for capability in capabilities)
+    if known := [name for name in named if name is not None]:
+        return f"export the core with {' or '.join(known)} among its --target cuda"
+    return f"no architecture that cores are exported for runs there ({', '.join(ABILITIES)})"

@@ -12,6 +12,7 @@ from aiohttp import web
 from flare.config import ServerSettings
 from flare.http.app import App
 from flare.http.connections import Connections
+from flare.http.silence import end_when_silent
 from flare.runtime import Runtime
 
 BACKLOG = 1024
@@ -38,6 +39,7 @@ class Server:
         self.generator = self.app.service.generator
         self._runner: web.ServerRunner | None = None
         self._keeping: asyncio.Task[None] | None = None
+        self._watching: asyncio.Task[None] | None = None
 
     async def start(self, sock: socket.socket) -> None:
         """Starts the engine and listens on `sock`, which is bound."""
@@ -49,6 +51,9 @@ class Server:
         await self._runner.setup()
         await web.SockSite(self._runner, sock, backlog=BACKLOG).start()
         self._keeping = asyncio.create_task(self.app.keeper.run())
+        model, replay = self.runtime.model, self.runtime.replay
+        if model.target == "cuda":
+            self._watching = asyncio.create_task(end_when_silent(lambda: replay.waits, model.device))
 
     async def stop(self) -> None:
         """Stops accepting, ends every answer with an error, lets the last bytes out, and closes the connections."""
@@ -56,4 +61,6 @@ class Server:
         for site in list(self._runner.sites):
             await site.stop()
         await self.app.service.stop(self._runner.cleanup())
-        self._keeping.cancel()
+        for task in (self._keeping, self._watching):
+            if task is not None:
+                task.cancel()

@@ -14,12 +14,12 @@ from typing import Any
 
 from flare.core.cuda_graph import Bucket
 from flare.core.manifest import MAX_ALTERNATIVES
-from flare.errors import CoreError, InputError, ReplayDead
+from flare.errors import CoreError, ReplayDead
 from flare.fallbacks import Fallbacks
 from flare.replay.cpu_interface import RowLogprobs
 from flare.replay.cuda_arrays import DeviceArrays, PageTable
 from flare.replay.cuda_draws import DrawArrays
-from flare.replay.cuda_driver import KV_REMEDY, CudaDevice, DeviceError
+from flare.replay.cuda_driver import KV_REMEDY, CudaDevice
 from flare.replay.cuda_executables import GraphBuilder, load_functions
 from flare.replay.cuda_host import HostPart
 from flare.replay.cuda_program import CudaProgram
@@ -91,6 +91,10 @@ class CudaReplay(StepArrays):
         except BaseException:
             device.close()
             raise
+
+    @property
+    def waits(self) -> int:  # type: ignore[override]
+        return self._device.waits
 
     def step(self, n_tokens: int, n_rows: int, meanwhile: Callable[[], None] | None = None) -> None:
         """Runs the graph on the first `n_tokens` tokens; logits of the tokens `rows[:n_rows]` are there afterwards.
@@ -246,13 +250,10 @@ class CudaReplay(StepArrays):
 
     def _settle(self, error: BaseException) -> None:
         """Waits for what a call started before it failed: that uses the arrays. Raises ReplayDead if the device is lost."""
-        try:
-            if not isinstance(error, ReplayDead):
-                self._device.synchronise()
-        except (DeviceError, InputError):
-            pass  # `error` says what failed first
-        finally:
-            self._dead = self._device.lost
+        self._device.settle()
+        self._dead = self._device.lost
+        if self._dead and not isinstance(error, ReplayDead):
+            raise ReplayDead(self._dead) from None
 
     def _smallest(self, buckets: list[_Executable], tokens: int, rows: int) -> _Executable:
         """Returns the smallest bucket that holds so many tokens and rows."""

@@ -8,15 +8,12 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from types import ModuleType
 from typing import Any
 
-from flare.core.architectures import ABILITIES
+from flare.core.architectures import architecture_for, kernels_remedy
 from flare.errors import CoreError, FlareError, InputError, ReplayDead
-
-PLAIN_SHARED_BYTES = 48 * 1024
-"""Bytes of dynamic shared memory that a kernel may have without asking (CUDA C++ programming guide, compute capabilities)."""
 
 MIN_DRIVER = 12030
 """CUDA version, as the driver writes it, that first has all functions used here: edges with data in cuGraphAddNode."""
@@ -42,6 +39,10 @@ _REFUSED_IMAGE = frozenset(
 )
 
 
+UNKNOWN_RESULT = (KeyError, ValueError)
+"""What bindings raise for a result of a newer driver that they have no name for."""
+
+
 class NoDevice(InputError):
     """No CUDA device can be used here: no bindings, no driver, no device, or none that the core has kernels for, or none that
     can run them. The caller may serve another target of the core instead."""
@@ -56,8 +57,13 @@ class DeviceError(FlareError):
         self.result = result
 
 
+LOST = "the device is lost to this process, start it again"
+"""What follows the failure that took the context."""
+
 KV_REMEDY = "ask for less kv memory, or free some"
 """Where memory is short that kv pages take too."""
+
+_SEE = "see nvidia-smi and CUDA_VISIBLE_DEVICES"
 
 DEVICE_REMEDY = "free some memory of the device"
 
@@ -69,31 +75,6 @@ class OutOfMemory(InputError):
     def __init__(self, message: str) -> None:
         super().__init__(f"{message}; {KV_REMEDY}")
         self.message = message
-
-
-def architecture_for(available: Iterable[str], capability: tuple[int, int]) -> str | None:
-    """Returns which of the architectures' cubins a device of that compute capability runs fastest, None if it runs none.
-
-    Cubins run on devices of their own major version with the same or a greater minor one; those of an architecture with the
-    suffix `a` on its own capability alone (CUDA C++ programming guide, binary compatibility and family-specific features).
-    """
-    major, minor = capability
-    best: tuple[int, bool, str] | None = None
-    for name in available:
-        exact = name.endswith("a")
-        number = int(name.removeprefix("sm_").removesuffix("a"))
-        runs = (number == 10 * major + minor) if exact else number // 10 == major and number % 10 <= minor
-        if runs:
-            best = max(best or (0, False, ""), (number, exact, name))
-    return best and best[2]
-
-
-def kernels_remedy(*capabilities: tuple[int, int]) -> str:
-    """Returns what gives a core kernels for devices of any of these compute capabilities."""
-    named = dict.fromkeys(architecture_for(ABILITIES, capability) for capability in capabilities)
-    if known := [name for name in named if name is not None]:
-        return f"export the core with {' or '.join(known)} among its --target cuda"
-    return f"no architecture that cores are exported for runs there ({', '.join(ABILITIES)})"
 
 
 def load_bindings() -> ModuleType:
@@ -125,6 +106,8 @@ class CudaDevice:
         """The core's architecture that `open_device` chose."""
         self.lost = ""
         """Why the context is lost; empty while it is not."""
+        self.waits = 0
+        """Begins and ends of waits for what was started, for other threads to watch: odd while one is under way."""
         self.name = "CUDA device"
         self.context: Any = None
         self.stream: Any = None
@@ -171,14 +154,16 @@ class CudaDevice:
     def attach(self) -> None:
         """Makes the context the calling thread's, where it is not yet."""
         if not hasattr(self._threads, "attached"):
-            self._check("cuCtxSetCurrent", self.api.cuCtxSetCurrent(self.context))
+            self.call("cuCtxSetCurrent", self.context)
             self._threads.attached = True
 
     def close(self) -> None:
         """Frees everything, when the work under way is done. Closing twice is fine, and so is closing a lost context."""
         if self.context is not None and not self.lost:
-            self.api.cuCtxSetCurrent(self.context)
-            self.settle()
+            with suppress(FlareError):
+                self.call("cuCtxSetCurrent", self.context)
+                if self.stream is not None:
+                    self.synchronise()
         self.context = None
         self._owned.close()
 
@@ -231,11 +216,12 @@ class CudaDevice:
             for name, shared in kernels.items():
                 where = f"{file}: kernel {name[:80]!r}"
                 kernel = self.call("cuLibraryGetKernel", library, name.encode())
-                if shared > PLAIN_SHARED_BYTES:
+                function = functions[name] = self.call("cuKernelGetFunction", kernel)
+                if shared:  # without asking, a function has 48 KiB less its static ones
                     limit = self.api.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
                     where = f"{where} with {shared} bytes of shared memory"
-                    self.call("cuKernelSetAttribute", limit, shared, kernel, self._handle)
-                functions[name] = self.call("cuKernelGetFunction", kernel)
+                    # of the function, which nodes launch: a kernel's attribute is another, which a function's overrides
+                    self.call("cuFuncSetAttribute", function, limit, shared)
         except DeviceError as error:
             if error.result not in _REFUSED_IMAGE:
                 raise
@@ -254,28 +240,37 @@ class CudaDevice:
 
     def launch(self, executable: Any) -> None:
         """Starts an executable graph on the stream."""
-        self._check("cuGraphLaunch", self.api.cuGraphLaunch(executable, self.stream))
+        self.call("cuGraphLaunch", executable, self.stream)
 
     def upload(self, target: int, source: int, size: int) -> None:
         """Starts a copy from pinned host memory; neither side may change until `synchronise`."""
-        self._check("cuMemcpyHtoDAsync", self.api.cuMemcpyHtoDAsync(target, source, size, self.stream))
+        self.call("cuMemcpyHtoDAsync", target, source, size, self.stream)
 
     def download(self, target: int, source: int, size: int) -> None:
         """Starts a copy to pinned host memory; neither side may change until `synchronise`."""
-        self._check("cuMemcpyDtoHAsync", self.api.cuMemcpyDtoHAsync(target, source, size, self.stream))
+        self.call("cuMemcpyDtoHAsync", target, source, size, self.stream)
 
     def synchronise(self) -> None:
         """Waits until everything that was started is done."""
-        self._check("cuStreamSynchronize", self.api.cuStreamSynchronize(self.stream))
+        self.waits += 1
+        try:
+            self.call("cuStreamSynchronize", self.stream)
+        finally:
+            self.waits += 1
 
     def settle(self) -> None:
-        """As `synchronise`, after a failure and raising nothing: what was started uses memory that is to be freed."""
-        if self.stream is not None and not self.lost and (result := self.api.cuStreamSynchronize(self.stream)[0]):
-            self._error("cuStreamSynchronize", result)
+        """Waits after a failure, raising nothing: what was started uses memory that is to be freed. Where that fails too, the
+        failure is one that stays, whatever the driver calls it: then the device is lost."""
+        if self.stream is None or self.lost:
+            return
+        try:
+            self.synchronise()
+        except FlareError as error:
+            self.lost = self.lost or f"{error}; {LOST}"
 
     def read(self, target: int, source: int, size: int) -> None:
         """Copies device memory to any host memory, and waits for that; nothing may run on the stream."""
-        self._check("cuMemcpyDtoH", self.api.cuMemcpyDtoH(target, source, size))
+        self.call("cuMemcpyDtoH", target, source, size)
 
     def event(self) -> Any:
         """Returns a new event, for as long as the device is open."""
@@ -285,15 +280,19 @@ class CudaDevice:
 
     def record(self, event: Any) -> None:
         """Lets the event happen when everything that was started before is done."""
-        self._check("cuEventRecord", self.api.cuEventRecord(event, self.stream))
+        self.call("cuEventRecord", event, self.stream)
 
     def wait(self, event: Any) -> None:
         """Waits until the event, as it was recorded last, has happened."""
-        self._check("cuEventSynchronize", self.api.cuEventSynchronize(event))
+        self.call("cuEventSynchronize", event)
 
     def call(self, function: str, *arguments: Any) -> Any:
         """Calls a function of the driver and returns what it gives besides its result: nothing, one value, or a tuple."""
-        found = getattr(self.api, function)(*arguments)
+        try:
+            found = getattr(self.api, function)(*arguments)
+        except UNKNOWN_RESULT as error:  # it may be one that stays
+            self.lost = f"{_unknown(function, error)}; {LOST}"
+            raise ReplayDead(self.lost) from None
         self._check(function, found)
         return found[1] if len(found) == 2 else found[1:]
 
@@ -320,7 +319,7 @@ class CudaDevice:
             return OutOfMemory(message)
         if name not in FATAL:
             return DeviceError(message, name)
-        self.lost = f"{message}; the device is lost to this process, start it again"
+        self.lost = f"{message}; {LOST}"
         return ReplayDead(self.lost)
 
     def _taken(self, function: str, size: int, what: str, remedy: str) -> Any:
@@ -333,7 +332,8 @@ class CudaDevice:
     def _release(self, function: str, handle: Any) -> None:
         """Frees one thing. What a lost context does not free, the end of the process does."""
         if not self.lost:
-            getattr(self.api, function)(handle)
+            with suppress(*UNKNOWN_RESULT):
+                getattr(self.api, function)(handle)
 
     def _attribute(self, attribute: Any) -> int:
         return self.call("cuDeviceGetAttribute", attribute, self._handle)
@@ -351,10 +351,10 @@ def open_device(architectures: Iterable[str]) -> CudaDevice:
         result = api.cuInit(0)[0]
     except RuntimeError:
         raise NoDevice("no CUDA driver: libcuda.so.1 does not load; install NVIDIA's driver") from None
+    except UNKNOWN_RESULT as error:
+        raise NoDevice(f"no CUDA device: {_unknown('cuInit', error)}; {_SEE}") from None
     if result:
-        raise NoDevice(
-            f"no CUDA device: {_described(api, 'cuInit', result)[1]}; see nvidia-smi and CUDA_VISIBLE_DEVICES"
-        )
+        raise NoDevice(f"no CUDA device: {_described(api, 'cuInit', result)[1]}; {_SEE}")
     version = api.cuDriverGetVersion()[1]
     if version < MIN_DRIVER:
         found, least = _dotted(version), _dotted(MIN_DRIVER)
@@ -381,6 +381,10 @@ def open_device(architectures: Iterable[str]) -> CudaDevice:
 
 def _dotted(version: int) -> str:
     return f"{version // 1000}.{version % 1000 // 10}"
+
+
+def _unknown(function: str, error: BaseException) -> str:
+    return f"{function}: a result that this cuda-bindings does not know ({error})"
 
 
 def _described(api: ModuleType, function: str, result: Any) -> tuple[str, str]:

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flare.config import MIB
-from flare.core.architectures import Architecture
+from flare.core.architectures import Architecture, kernels_remedy
 from flare.core.cubin import read_cubin
 from flare.core.cuda_checks import open_cuda_graphs
 from flare.core.cuda_graph import CudaGraphs
 from flare.core.manifest import CudaSegments, Limits
 from flare.errors import InputError
 from flare.memory import check_reserved
-from flare.replay.cuda_driver import CudaDevice, NoDevice, kernels_remedy
+from flare.replay.cuda_driver import CudaDevice, NoDevice
 from flare.replay.cuda_host import HostProgram, pinned_bytes
 
 if TYPE_CHECKING:

@@ -12,9 +12,12 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from flare.core.architectures import architecture_for, kernels_remedy
+from flare.core.cuda_graph import Bucket, KernelNode, Pointer, Scalar
 from flare.errors import CoreError, InputError, ReplayDead
 from flare.replay import cuda_driver
-from flare.replay.cuda_driver import FATAL, DeviceError, NoDevice, architecture_for, kernels_remedy, open_device
+from flare.replay.cuda_driver import FATAL, DeviceError, NoDevice, open_device
+from flare.replay.cuda_executables import GraphBuilder, load_functions
 from tests.support.cuda_cubins import assemble
 from tests.support.fake_cuda.library import FakeCuda, header
 from tests.support.tiny_cuda.core import tiny_graphs, tiny_program
@@ -177,8 +180,29 @@ def test_kernels_of_an_older_architecture_may_take_too_much(
                 f"shared memory, kernel a.tile of {architecture} takes {(kib << 10) + 1}; export the core with "
                 f"sm_{capability} among its --target cuda"
             )
-            with pytest.raises(CoreError, match="cuKernelSetAttribute"):
+            with pytest.raises(CoreError, match="cuFuncSetAttribute"):
                 device.load_kernels(image, {"plain": shared}, "k.cubin")
+    finally:
+        device.close()
+
+
+def test_static_shared_memory_counts_among_what_needs_no_asking(
+    fake: FakeCuda, tiny_kernels: Path, tmp_path: Path
+) -> None:
+    """A function has 48 KiB without asking, static ones included: 50 more are too many for it, and are asked for."""
+    image, shared = assemble(tmp_path, "ptxas", "sm_80"), (48 << 10) - 50
+    fake.set("capability", 80)
+    graphs, _ = tiny_graphs(tiny_kernels)
+    kernel = replace(graphs.kernels[0], cubin="k", name="plain", threads=64, shared=shared, signature={})
+    none = Pointer(segment="none", offset=0, bytes=0)
+    node = KernelNode(
+        kernel=0, grid=(1, 1, 1), args=[none, Scalar(type="i32", value=0), none, none], label="plain", after=[]
+    )
+    device = open_device(["sm_80"])
+    try:
+        only = replace(graphs, kernels=[kernel])
+        builder = GraphBuilder(device, only, load_functions(device, only, {"k": image}), {"none": 0})
+        assert builder.build(Bucket(tokens=1, rows=1, nodes=[node]), "step")
     finally:
         device.close()
 
@@ -222,7 +246,7 @@ def test_cubins_that_the_driver_refuses(fake: FakeCuda, tiny_kernels: Path) -> N
     device = open_device(ALL)
     with pytest.raises(CoreError, match=r"kernel 'other': .* cuLibraryGetKernel: CUDA_ERROR_NOT_FOUND"):
         device.load_kernels(image, {"other": 0}, file)
-    with pytest.raises(CoreError, match=r"kernel 'write' with 300000 bytes of shared memory: .* cuKernelSetAttribute"):
+    with pytest.raises(CoreError, match=r"kernel 'write' with 300000 bytes of shared memory: .* cuFuncSetAttribute"):
         device.load_kernels(image, {"write": 300000}, file)
     assert device.load_kernels(image, {"write": 200000}, file).keys() == {"write"}
     fake.fail("cuLibraryLoadData=2")
@@ -246,4 +270,48 @@ def test_errors_are_of_the_call_or_of_the_context(fake: FakeCuda) -> None:
     with pytest.raises(ReplayDead) as dead:
         device.synchronise()
     assert str(dead.value) == lost == device.lost
+    device.close()
+
+
+@pytest.mark.parametrize("call", ["synchronise", "attach"])
+def test_a_result_that_the_bindings_do_not_know_loses_the_device(fake: FakeCuda, call: str) -> None:
+    """A newer driver's: bindings raise, and not what others of ours do."""
+    device = open_device(ALL)
+    fake.fail({"synchronise": "cuStreamSynchronize=12345", "attach": "cuMemAlloc=12345"}[call])
+    with pytest.raises(ReplayDead) as dead:
+        device.synchronise() if call == "synchronise" else device.allocate(64, "weights")
+    function = {"synchronise": "cuStreamSynchronize", "attach": "cuMemAlloc"}[call]
+    assert str(dead.value) == device.lost and "\n" not in device.lost
+    assert device.lost.startswith(f"{function}: a result that this cuda-bindings does not know (12345")
+    assert device.lost.endswith("); the device is lost to this process, start it again")
+    device.close()
+
+
+def test_unknown_results_at_the_ends(fake: FakeCuda) -> None:
+    fake.fail("cuInit=12345")
+    assert refusal() == (
+        "no CUDA device: cuInit: a result that this cuda-bindings does not know (12345 is not a valid CUresult); see "
+        "nvidia-smi and CUDA_VISIBLE_DEVICES"
+    )
+    device = open_device(ALL)
+    device.allocate(64, "weights")
+    fake.fail("cuMemFree=12345")
+    device.close()
+    assert not fake.contexts()
+
+
+def test_a_failure_that_stays_loses_the_device(fake: FakeCuda) -> None:
+    """Its result need not be one of those known to be fatal: a driver that has lost a device may call that anything."""
+    device = open_device(ALL)
+    fake.fail("cuStreamSynchronize=304@2")
+    with pytest.raises(DeviceError):
+        device.synchronise() or device.synchronise()
+    device.settle()
+    assert not device.lost
+    fake.fail("cuStreamSynchronize=304@1+")
+    device.settle()
+    assert device.lost == (
+        "cuStreamSynchronize: CUDA_ERROR_OPERATING_SYSTEM: injected into cuStreamSynchronize; the device is lost to this "
+        "process, start it again"
+    )
     device.close()

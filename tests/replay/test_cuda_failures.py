@@ -154,6 +154,18 @@ def test_a_device_lost_while_a_failure_is_settled(open_tiny: Open, fake: FakeCud
         replay.step(1, 1)
 
 
+@pytest.mark.parametrize("result", ["304@1+", "2@1+", "12345"])
+def test_a_failure_that_stays_is_a_dead_replay(open_tiny: Open, fake: FakeCuda, result: str) -> None:
+    """Whatever the driver calls it: else every later step would fail, and nobody be told to start the process again."""
+    replay = open_tiny()
+    fake.fail(f"cuStreamSynchronize={result}")
+    with pytest.raises(ReplayDead, match="cuStreamSynchronize: .*; the device is lost to this process, start it again"):
+        replay.step(1, 1)
+    fake.fail("")
+    with pytest.raises(ReplayDead, match="start it again"):
+        replay.step(1, 1)
+
+
 # The memory plan.
 
 
@@ -287,7 +299,7 @@ def test_the_fake_refuses_bad_nodes(
 
 
 @pytest.mark.parametrize("threads, shared, text", [(64, 0, "a block of 64 threads, it requires 32"),
-                                                   (32, 300000, "cuKernelSetAttribute")])  # fmt: skip
+                                                   (32, 300000, "cuFuncSetAttribute")])  # fmt: skip
 def test_the_fake_holds_launches_to_the_cubin(
     fake: FakeCuda, tiny_kernels: Path, tmp_path: Path, threads: int, shared: int, text: str
 ) -> None:

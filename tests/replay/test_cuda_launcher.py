@@ -45,6 +45,8 @@ def test_wrong_arguments_are_one_line(arguments: list[str], said: str, capsys: p
     [
         ("cuGraphLaunch=719", True),
         ("cuMemAlloc=2@3", True),
+        ("cuMemAlloc=2@3+", True),
+        ("cuMemAlloc=2@3-", False),
         ("cuGraphLaunch", False),
         ("cuGraphLaunch=x", False),
         ("cuGraphLunch=719", False),

@@ -89,10 +89,13 @@ def test_a_good_core_passes_and_is_timed(bundle: Path, fake_libcuda: Path, tmp_p
     edges = found["programmatic edges"]
     assert edges["figure"] == 0 and edges["figures"].keys() == {
         "programmatic",
+        "runs",
         "step_1_programmatic_us",
         "step_1_full_us",
     }
-    assert edges["figures"]["programmatic"] == 10
+    assert edges["figures"]["programmatic"] == 10 and edges["figures"]["runs"] >= 4
+    memory = found["memory of the replay"]["figures"]
+    assert 0 < memory["taken_bytes"] < memory["planned_bytes"]  # the fake's graphs and kernels take none
     kernels = {row["kernel"]: row["nodes"] for row in found["kernels of a decode step"]["figures"]["kernels"]}
     assert kernels["gate_up.gate_up"] == 1 and kernels["attention_decode.attention_combine"] == 1
 
@@ -164,18 +167,21 @@ def test_a_bit_in_large_steps_alone_is_found_by_the_full_one() -> None:
 
 
 class EarlyMemory:
-    """What a bucket leaves as logits tells whether its graph has programmatic edges."""
+    """What a bucket leaves as logits tells whether its graph has programmatic edges, in all runs or in one of them."""
 
-    def __init__(self, graphs: CudaGraphs) -> None:
+    def __init__(self, graphs: CudaGraphs, wrong: int | None = None) -> None:
         self.graphs = graphs
         self.early = False
+        self.wrong = wrong
+        self.runs = 0
 
     def build(self, nodes: list[KernelNode], tokens: int, rows: int) -> bool:
         assert [[edge.node for edge in node.after] for node in nodes] == [[], [0]]
         return any(edge.programmatic for node in nodes for edge in node.after)
 
     def run(self, executable: bool, times: int = 1) -> None:
-        self.early = executable
+        self.runs += 1
+        self.early = executable and self.wrong in (None, self.runs)
 
     def get(self, name: str, offset: int, size: int) -> bytes:
         return bytes([self.early]) * size
@@ -192,6 +198,21 @@ def test_bits_that_programmatic_edges_change_are_found(bundle: Path, programmati
     memory = EarlyMemory(CudaGraphs(arch="sm_90a", kernels=[], step=buckets, sample=[], score=[], io={}))
     found = Stage(open_core(bundle / "cores/tiny"), 1, 3, memory=memory).edges()
     assert (found.ok, found.figure) == (not programmatic, 2 * programmatic)
+
+
+def test_bits_that_one_run_of_many_changes_are_found(bundle: Path) -> None:
+    first = KernelNode(kernel=0, grid=(1, 1, 1), args=[], label="", after=[])
+    second = replace(first, after=[Edge(node=0, programmatic=True)])
+    graphs = CudaGraphs(
+        arch="sm_90a",
+        kernels=[],
+        step=[Bucket(tokens=1, rows=1, nodes=[first, second])],
+        sample=[],
+        score=[],
+        io={},
+    )
+    found = Stage(open_core(bundle / "cores/tiny"), 1, 3, memory=EarlyMemory(graphs, wrong=20)).edges()
+    assert (found.ok, found.figure) == (False, 1) and found.figures["runs"] > 20
 
 
 def test_steps_are_few_while_they_run_other_kernels_than_the_largest() -> None:

@@ -36,6 +36,11 @@ KERNELS = "ignition.targets.cuda.kernels"
 PASSED_ON = ("PATH", "LD_LIBRARY_PATH", "HOME")
 """Environment variables that the compiling processes see of the caller's."""
 
+NO_PAIRS = "nvptx-no-f32x2"
+"""LLVM's option for no instructions on pairs of f32, which architectures from sm_100a on have. ptxas 12.9 fuses products and
+sums of pairs although it is told not to fuse; and which values become pairs follows from a kernel's tiles, so rows would have
+other bits in another form of the same kernel."""
+
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
@@ -220,6 +225,7 @@ def _environment(folder: Path) -> dict[str, str]:
     triton = importlib.util.find_spec("triton")
     assert triton is not None and triton.origin is not None
     return {name: os.environ[name] for name in PASSED_ON if name in os.environ} | {
+        "DISABLE_LLVM_OPT": NO_PAIRS,
         "LC_ALL": "C",
         "PYTHONHASHSEED": "0",
         "PYTHONPATH": os.pathsep.join(os.path.abspath(entry) for entry in sys.path if entry),

@@ -34,6 +34,9 @@ _WAIT = "griddepcontrol.wait"
 _TOO_EARLY = re.compile(r"\.global\b|\b(?:ld|st|atom|red)\.(?!param\b|shared\b)|\b(?:bra|brx|call|ret|exit)\b")
 """What a kernel must not do before it has waited: reach memory that others write, or take one of several ways."""
 
+_PAIRS = re.compile(r"\b(?:add|sub|mul|fma)\.[\w.]*f32x2\b")
+"""Arithmetic on pairs of f32 (compile.py says why there is to be none)."""
+
 PROMOTION: Literal[128] = 128
 """Bytes that the L2 cache fetches at least for a box: a box's rows have as many."""
 
@@ -154,6 +157,10 @@ def _compile(job: Job) -> Result:
         return Failure(f"it wants clusters of {facts.num_ctas} blocks, which a graph's nodes do not have")
     if ABILITIES[job.architecture].programmatic and not waits_first(compiled.asm["ptx"]):
         return Failure("it does not wait first for the kernel before it; make begin(PROGRAMMATIC) its first statement")
+    if _PAIRS.search(compiled.asm["ptx"]):
+        return Failure(
+            "it computes on pairs of f32, whose products and sums ptxas fuses; this Triton ignores DISABLE_LLVM_OPT"
+        )
     versions = {"triton": triton.__version__, "ptxas": get_ptxas(capability(job.architecture)).version}
     boxes = {}
     for (name, kind), said in zip(maps.items(), facts.tensordesc_meta, strict=True):

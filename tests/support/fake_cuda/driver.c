@@ -9,7 +9,8 @@
 // - Blocks, shared memory and parameters are checked against what the cubin itself says, tensor maps against the header.
 //
 // Settings, from the environment at load or by fake_set: FAKE_CUDA_CAPABILITY (90), FAKE_CUDA_MEMORY (bytes, 2^30),
-// FAKE_CUDA_DEVICES (1), FAKE_CUDA_DRIVER (13000). FAKE_CUDA_FAIL or fake_fail ("cuGraphLaunch=719@2"): the second next call gives result 719.
+// FAKE_CUDA_DEVICES (1), FAKE_CUDA_DRIVER (13000). FAKE_CUDA_FAIL or fake_fail ("cuGraphLaunch=719@2"): the second next call gives result 719;
+// with a + behind ("cuGraphLaunch=304@2+") all later ones do too. A call of result -1 does not return.
 #define _GNU_SOURCE
 #include <cuda.h>
 #include <dlfcn.h>
@@ -81,7 +82,7 @@ static Block* blocks;
 static Work queue[4096];
 static int queued, misfrees, contexts, sticky, context_object, stream_object, initialised;
 static char reason[1024] = "", failing[64] = "";
-static int fail_result, fail_after;
+static int fail_result, fail_after, fail_on;
 static int64_t capability, memory, devices, driver;
 static Hook hook;
 static __thread CUcontext current;  // of a thread
@@ -110,7 +111,8 @@ static int is_failing(const char* function) {
 static CUresult enter(const char* function) {
   if (sticky) return sticky;
   if (is_failing(function) && --fail_after <= 0) {
-    failing[0] = 0;
+    if (fail_result < 0) for (;;) pause();  // as behind a kernel that never ends
+    if (!fail_on) failing[0] = 0;
     if (fatal(fail_result)) sticky = fail_result, queued = 0;
     return refuse(fail_result, "injected into %s", function);
   }
@@ -160,11 +162,14 @@ static int is_function(const char* name) {
   return 0;
 }
 
-// "function=result@call"; "" takes an injection back. 1: not of that form, or no such function.
+// "function=result@call", with a + behind for all later calls too; "" takes an injection back. 1: not of that form, or no such function.
 EXPORT int fake_fail(const char* text) {
+  char more = 0;
   failing[0] = 0;
   fail_after = 1;
-  if (!*text || (sscanf(text, "%63[^=]=%d@%d", failing, &fail_result, &fail_after) >= 2 && is_function(failing))) return 0;
+  const int read = *text ? sscanf(text, "%63[^=]=%d@%d%c", failing, &fail_result, &fail_after, &more) : 0;
+  fail_on = more == '+';
+  if (!*text || (read >= 2 && (!more || fail_on) && is_function(failing))) return 0;
   failing[0] = 0;
   return 1;
 }
@@ -185,7 +190,7 @@ __attribute__((constructor)) static void read_environment(void) {
   }
   const char* text = getenv("FAKE_CUDA_FAIL");
   if (text && fake_fail(text)) {
-    fprintf(stderr, "FAKE_CUDA_FAIL: %s is not function=result or function=result@n of a function of the fake driver\n", text);
+    fprintf(stderr, "FAKE_CUDA_FAIL: %s is not function=result, function=result@n or function=result@n+ of a function of the fake driver\n", text);
     _exit(2);
   }
 }

@@ -49,7 +49,7 @@ CUresult cuLibraryLoadData(CUlibrary* library, const void* code, CUjit_option* j
     if (strncmp(name, ".nv.info.", 9)) continue;
     Function* f = calloc(1, sizeof *f);
     snprintf(f->name, sizeof f->name, "%s", name + 9);
-    f->attribute = 49152, f->library = l, f->next = l->functions;
+    f->library = l, f->next = l->functions;
     l->functions = f;
     read_info(f, b, at, at + bytes);
   }
@@ -59,6 +59,7 @@ CUresult cuLibraryLoadData(CUlibrary* library, const void* code, CUjit_option* j
     uint64_t at = AT(uint64_t, s + 0x18), bytes = AT(uint64_t, s + 0x20);
     for (Function* f = l->functions; f; f = f->next) {
       if (!strncmp(name, ".nv.shared.", 11) && !strcmp(name + 11, f->name)) f->static_shared = bytes;
+      f->attribute = 49152 - f->static_shared;
       if (!strncmp(name, ".text.", 6) && !strcmp(name + 6, f->name)) f->waits = has_wait(b, at, at + bytes);
     }
   }
@@ -81,10 +82,9 @@ CUresult cuLibraryGetKernel(CUkernel* kernel, CUlibrary library, const char* nam
   return refuse(CUDA_ERROR_NOT_FOUND, "named symbol not found");
 }
 CUresult cuKernelGetFunction(CUfunction* function, CUkernel kernel) { IN_CONTEXT; *function = (CUfunction)kernel; return CUDA_SUCCESS; }
-CUresult cuKernelSetAttribute(CUfunction_attribute attribute, int value, CUkernel kernel, CUdevice device) {
+CUresult cuFuncSetAttribute(CUfunction function, CUfunction_attribute attribute, int value) {
   IN_CONTEXT;
-  (void)device;
-  Function* f = (Function*)kernel;
+  Function* f = (Function*)function;
   if (attribute != CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES || value + (int)f->static_shared > most_shared())
     return refuse(CUDA_ERROR_INVALID_VALUE, "invalid argument");
   f->attribute = value;

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from flare.core.architectures import ABILITIES
+from ignition.targets.cuda.compile import NO_PAIRS
 from ignition.targets.cuda.kernels.attention_shape import SMALLEST_SPLIT, tiles
 
 # Shared memory of a block, KiB: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability".
@@ -26,6 +27,7 @@ def compiled(folder: Path, architecture: str, element: str, head_dim: int, *form
     """Compiles kernels in another process, as compile.py does: by the assembler of CUDA 12 for all architectures."""
     ptxas = Path(importlib.util.find_spec("triton").origin).parent / "backends/nvidia/bin/ptxas"
     environment = {name: value for name, value in os.environ.items() if not name.startswith("TRITON_")} | {
+        "DISABLE_LLVM_OPT": NO_PAIRS,
         "PYTHONPATH": str(Path(__file__).parents[3]),
         "TRITON_CACHE_DIR": str(folder),
         "TRITON_DISABLE_LINE_INFO": "1",

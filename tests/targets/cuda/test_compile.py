@@ -17,8 +17,10 @@ import pytest
 from flare.core.cuda_graph import Box
 from flare.core.tensor_maps import MapType
 from flare.errors import InputError
+from ignition.targets.cuda import compile as compile_module
 from ignition.targets.cuda.compile import Compiled, compile_launches, job
 from ignition.targets.cuda.compile_worker import Failure, compile_job, read_box
+from ignition.targets.cuda.kernels.logprobs import add_launch
 from ignition.targets.cuda.launch import Launch, Pointer, TensorMap
 from tests.support.cuda_cubins import before_the_wait
 
@@ -88,6 +90,24 @@ def test_launches_that_differ_in_grid_numbers_and_memory_share_a_cubin() -> None
     assert told == [(0, 2, ""), (1, 2, "arithmetic.add"), (2, 2, "arithmetic.add")]
     with pytest.raises(KeyError):
         found.cubin(add(5, BLOCK=256), "sm_80")
+
+
+def test_arithmetic_on_pairs_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which this Triton makes unless told otherwise, by a variable that a later one may not know."""
+    made = compile_module._environment
+
+    def without(folder: Path) -> dict[str, str]:
+        return {name: value for name, value in made(folder).items() if name != "DISABLE_LLVM_OPT"}
+
+    monkeypatch.setattr(compile_module, "_environment", without)
+    logits, integers, sums = pointer("f32"), pointer("i32"), pointer("i64")
+    weights = add_launch(logits, integers, integers, logits, sums, rows=1, all_rows=1, vocabulary=4096)
+    with pytest.raises(InputError) as error:
+        compile_launches({"sm_120a": [weights]})
+    assert str(error.value) == (
+        "compiling logprobs.add for sm_120a: it computes on pairs of f32, whose products and sums ptxas fuses; this Triton "
+        "ignores DISABLE_LLVM_OPT"
+    )
 
 
 SAID = {"swizzle": 3, "elem_size": 2, "elem_type": 10, "block_size": [16, 64], "fp4_padded": False, "is_im2col": False}

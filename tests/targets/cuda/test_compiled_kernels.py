@@ -21,6 +21,7 @@ from ignition.targets.cuda.kernels.embedding import embed_launch
 from ignition.targets.cuda.kernels.gate_up import gate_up_launch
 from ignition.targets.cuda.kernels.heads import Pages, heads_launch
 from ignition.targets.cuda.kernels.linear import linear_launch
+from ignition.targets.cuda.kernels.logprobs import add_launch
 from ignition.targets.cuda.kernels.matrix import Matrix
 from ignition.targets.cuda.kernels.norm import rms_norm_launch
 from ignition.targets.cuda.kernels.quantised_linear import quantised_linear_launch
@@ -82,13 +83,21 @@ def representative(architecture: str) -> Iterator[Launch]:
     )
 
 
+def weights() -> Launch:
+    """A kernel of log probabilities that has the cpu target's bits: exp of f32, sums in f64, no division."""
+    numbers = Pointer("i64", None)
+    return add_launch(F32, I32, I32, F32, numbers, rows=8, all_rows=8, vocabulary=151_936)
+
+
+EXACT = ("sm_90a", "sm_100a", "sm_120a")
 LAUNCHES = {architecture: list(representative(architecture)) for architecture in ABILITIES}
 CASES = [(architecture, launch) for architecture, launches in LAUNCHES.items() for launch in launches]
 
 
 @pytest.fixture(scope="module")
 def compiled() -> Compiled:
-    return compile_launches(LAUNCHES)
+    more = {architecture: [weights()] if architecture in EXACT else [] for architecture in LAUNCHES}
+    return compile_launches({name: [*some, *more[name]] for name, some in LAUNCHES.items()})
 
 
 @pytest.mark.parametrize(("architecture", "launch"), CASES, ids=[f"{a}-{launch.label}" for a, launch in CASES])
@@ -102,6 +111,17 @@ def test_a_kernel_fits_its_architecture_and_spills_nothing(
     registers, stack, local = map(int, re.search(r"REG:(\d+) STACK:(\d+) .*LOCAL:(\d+)", used).groups())
     assert stack == local == 0
     assert registers * cubin.threads <= 65_536
+
+
+@pytest.mark.parametrize("architecture", EXACT)
+def test_products_and_sums_are_not_fused(compiled: Compiled, architecture: str, tmp_path: Path) -> None:
+    """Nor flushed to zero, nor approximated: draws have the cpu target's bits, and both forms of attention each other's. What
+    Triton is told is not enough: its assembler fuses pairs all the same, and a processor's interpreter shows nothing of it."""
+    code = dumped("-sass", compiled.cubin(weights(), architecture), tmp_path)
+    names = re.findall(r"^\s+/\*[0-9a-f]{4}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)", code, re.MULTILINE)
+    kinds = {name.partition(".")[0] for name in names}
+    assert {"FADD", "FMUL", "DADD"} <= kinds and not {"FFMA", "FFMA2", "DFMA", "MUFU"} & kinds
+    assert not [name for name in names if ".FTZ" in name]
 
 
 REACHING = {

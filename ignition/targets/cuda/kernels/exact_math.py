@@ -1,7 +1,7 @@
 """exp, log and random numbers of the cpu target's kernels (exponential.h, logarithm.h, philox.h), to the bit.
 
-Every operation is IEEE's and none is fused (kernels are compiled with enable_fp_fusion=False), so equal arguments give equal
-bits on both targets and on every architecture.
+Every operation is IEEE's and none is fused (compile_worker.py builds with enable_fp_fusion=False, compile.py with NO_PAIRS), so
+equal arguments give equal bits on both targets and on every architecture.
 """
 
 from __future__ import annotations
