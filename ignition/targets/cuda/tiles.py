@@ -53,8 +53,15 @@ def require_format(architecture: str, format: Format) -> None:
         raise InputError(f"weights in fp8 need {oldest} or newer, not {architecture}; use --weights bf16 or q8")
 
 
-def tile(architecture: str, format: Format, n: int) -> Tile:
-    """The tile for a product with a weight [n, K]. Raises InputError as `require_format` does."""
+def tile(architecture: str, format: Format, n: int, wide: bool = False) -> Tile:
+    """The tile for a product with a weight [n, K]; `wide`: of f32 with a quantised one. Raises InputError as `require_format`
+    does."""
+    chosen = _tile(architecture, format, n)
+    # Activations, most of what a turn of narrow tiles loads, are then twice the bytes: as many would not fit shared memory.
+    return replace(chosen, stages=chosen.stages // 2) if wide else chosen
+
+
+def _tile(architecture: str, format: Format, n: int) -> Tile:
     require_format(architecture, format)
     columns = next((c for c in (128, 64, 32) if n >= _PROGRAMS * c), 16)
     match format:

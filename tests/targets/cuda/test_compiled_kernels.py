@@ -89,15 +89,23 @@ def weights() -> Launch:
     return add_launch(F32, I32, I32, F32, numbers, rows=8, all_rows=8, vocabulary=151_936)
 
 
+def widest(architecture: str) -> Iterator[Launch]:
+    """Products of f32 with quantised weights: nothing loads more at once."""
+    step = {"tokens": 8, "architecture": architecture}
+    yield quantised_linear_launch(F32, q8(576, 576), F32, **step, label="q8 narrow, of f32")
+    yield gate_up_launch(F32, fp8(14_336, 1024), fp8(14_336, 1024), F32, **step, label="fp8 gate_up, of f32")
+
+
 EXACT = ("sm_90a", "sm_100a", "sm_120a")
 LAUNCHES = {architecture: list(representative(architecture)) for architecture in ABILITIES}
+WIDEST = {architecture: list(widest(architecture)) for architecture in ("sm_89", "sm_120a")}
 CASES = [(architecture, launch) for architecture, launches in LAUNCHES.items() for launch in launches]
 
 
 @pytest.fixture(scope="module")
 def compiled() -> Compiled:
     more = {architecture: [weights()] if architecture in EXACT else [] for architecture in LAUNCHES}
-    return compile_launches({name: [*some, *more[name]] for name, some in LAUNCHES.items()})
+    return compile_launches({name: [*some, *more[name], *WIDEST.get(name, ())] for name, some in LAUNCHES.items()})
 
 
 @pytest.mark.parametrize(("architecture", "launch"), CASES, ids=[f"{a}-{launch.label}" for a, launch in CASES])
@@ -111,6 +119,13 @@ def test_a_kernel_fits_its_architecture_and_spills_nothing(
     registers, stack, local = map(int, re.search(r"REG:(\d+) STACK:(\d+) .*LOCAL:(\d+)", used).groups())
     assert stack == local == 0
     assert registers * cubin.threads <= 65_536
+
+
+@pytest.mark.parametrize("architecture", WIDEST)
+def test_products_of_f32_fit_the_least_shared_memory(compiled: Compiled, architecture: str) -> None:
+    """They may spill: without tensor cores their sums take more registers than there are."""
+    for launch in WIDEST[architecture]:
+        assert compiled.cubin(launch, architecture).shared <= ABILITIES[architecture].shared_bytes, launch.label
 
 
 @pytest.mark.parametrize("architecture", EXACT)

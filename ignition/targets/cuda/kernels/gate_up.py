@@ -12,7 +12,7 @@ from ignition.targets.cuda.kernels.matrix import FORMATS, Format, Matrix
 from ignition.targets.cuda.kernels.programmatic import begin
 from ignition.targets.cuda.kernels.quantised_linear import QUANTISED, quantised_product, quantised_rows
 from ignition.targets.cuda.launch import Launch, Pointer, TensorMap
-from ignition.targets.cuda.tiles import Tile, by_maps, tile, two_products
+from ignition.targets.cuda.tiles import by_maps, tile, two_products
 
 
 @triton.jit
@@ -102,12 +102,7 @@ def gate_up(
 
 def gate_up_size(architecture: str, format: Format, n: int) -> Size:
     """The rows of either weight, and how many the kernel takes. Raises InputError as `tile` does."""
-    return rows_size(n, _tile(architecture, format, n).columns // 2)
-
-
-def _tile(architecture: str, format: Format, n: int) -> Tile:
-    """The tile of both weights' rows together."""
-    return tile(architecture, format, 2 * n)
+    return rows_size(n, tile(architecture, format, 2 * n).columns // 2)
 
 
 def gate_up_launch(
@@ -134,7 +129,7 @@ def gate_up_launch(
     require_element("gate_up", "gate_bias", gate_bias, ("f32",))
     require_element("gate_up", "up_bias", up_bias, ("f32",))
     require_size("gate_up", "the number of tokens", tokens)
-    chosen = _tile(architecture, gate.format, gate.n)
+    chosen = tile(architecture, gate.format, 2 * gate.n, wide=quantised and x.element == "f32")
     warps, mapped = chosen.warps, by_maps(architecture, gate.format, gate.k)
     values: list[Pointer | TensorMap] = [gate.values, up.values]
     if mapped:

@@ -129,7 +129,7 @@ def linear_launch(
     f32, plus residual [tokens, n] f32, which may be `out` itself."""
     w.require("linear", "w", FLOATS)
     require_element("linear", "x", x, (w.values.element,))
-    chosen = require_product("linear", w, out, tokens, architecture, bias, residual)
+    chosen = require_product("linear", x, w, out, tokens, architecture, bias, residual)
     mapped = by_maps(architecture, w.format, w.k)
     return Launch(
         kernel="linear.linear",
@@ -158,6 +158,7 @@ def linear_launch(
 
 def require_product(
     kernel: str,
+    x: Pointer,
     w: Matrix,
     out: Pointer,
     tokens: int,
@@ -172,7 +173,7 @@ def require_product(
     require_size(kernel, "the number of tokens", tokens)
     in_place = residual is not None and residual.operand is out.operand
     require(not in_place or out.element == "f32", kernel, f"out is {out.element} and the residual too, must be f32")
-    return tile(architecture, w.format, w.n)
+    return tile(architecture, w.format, w.n, wide=w.format != "f32" and x.element == "f32")
 
 
 def product_grid(kernel: str, tokens: int, n: int, rows: int, columns: int) -> tuple[int, int, int]:

@@ -203,7 +203,7 @@ def quantised_linear_launch(
     plus residual [tokens, n] f32, which may be `out` itself."""
     w.require("quantised_linear", "w", QUANTISED)
     require_element("quantised_linear", "x", x, FLOATS)
-    chosen = require_product("quantised_linear", w, out, tokens, architecture, bias, residual)
+    chosen = require_product("quantised_linear", x, w, out, tokens, architecture, bias, residual)
     return Launch(
         kernel="quantised_linear.quantised_linear",
         args={
