@@ -190,9 +190,9 @@ class Runtime:
             seed = model.defaults.get("seed")
         if seed is None:
             seed = secrets.randbits(63)
-        prompts, within = self._prompts(request)
-        limits = [model.resolve_limit(request, len(prompt)) for prompt in prompts]
         least = 0 if request.max_tokens == 0 and request.prompt_logprobs is not None else 1
+        prompts, within = self._prompts(request, least)
+        limits = [model.resolve_limit(request, len(prompt)) for prompt in prompts]
         for prompt in prompts:
             model.check_room(len(prompt), request.prompt_field, least=least)
         stop_tokens = request.stop_token_ids if request.ignore_eos else request.stop_token_ids | model.eos
@@ -229,21 +229,27 @@ class Runtime:
     def count_tokens(self, request: GenerationRequest) -> int:
         """Returns how many tokens the prompts have, of any length. Raises RequestError as `prepare` does for all else."""
         self.model.resolve_sampling(request.sampling)
-        prompts, within = self._prompts(request)
+        prompts, within = self._prompts(request, None)
         tokens_to_close_after(request.budget, self.model.output, opens_reasoning=within)
         return sum(map(len, prompts))
 
-    def _prompts(self, request: GenerationRequest) -> tuple[list[list[int]], bool]:
-        """Returns the prompts, and whether the first one, a conversation's then, ends within reasoning."""
-        found = [self._prompt(prompt, request) for prompt in request.prompts]
+    def _prompts(self, request: GenerationRequest, least: int | None) -> tuple[list[list[int]], bool]:
+        """Returns the prompts, and whether the first one, a conversation's then, ends within reasoning. None is encoded where
+        the length of one shows that it leaves no room for `least` tokens; None: prompts may have any length."""
+        if least is not None:
+            for prompt in request.prompts:
+                if isinstance(prompt, RawPrompt) and isinstance(text := prompt.content, str):
+                    fewest = self.tokenizer.fewest_tokens(text)
+                    self.model.check_room(fewest, request.prompt_field, least=least, counted=False)
+        found = [self._prompt(prompt, request, least) for prompt in request.prompts]
         return [prompt.tokens for prompt in found], found[0].opens_reasoning
 
-    def _prompt(self, prompt: Conversation | RawPrompt, request: GenerationRequest) -> Prompt:
+    def _prompt(self, prompt: Conversation | RawPrompt, request: GenerationRequest, least: int | None) -> Prompt:
         field = request.prompt_field
         if isinstance(prompt, Conversation):
             assert self.template is not None
             bound = request.constraint
-            return render_conversation(prompt, field, self.model, self.tokenizer, self.template, bound)
+            return render_conversation(prompt, field, self.model, self.tokenizer, self.template, bound, least)
         if isinstance(prompt.content, list):
             return Prompt(prompt.content)
         tokens = self.tokenizer.encode(prompt.content, special=True, add_special_tokens=True)
