@@ -90,13 +90,18 @@ def test_tokenizers_of_every_kind(make: Any, word: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "definition", "said"),
     [
-        ("lark", "start: nosuch", "f: cannot be compiled as a Lark grammar at line 1, column 8; "),
+        ("lark", "start: nosuch", "f: cannot be compiled as a Lark grammar at line 1, column 8: a name that "),
         ("lark", 'other: "a"', "f: cannot be compiled as a Lark grammar"),
         ("lark", 'start: x\nx: %json {"type": "object"}', "f: %json is not supported in grammars; "),
         ("lark", "start: A\nA: " + " & ".join(f"/a.*b{i}/" for i in range(30)), "f: more than 4 intersections (&)"),
         ("lark", 'start: "' + "&" * 17 + '"', "f: more than 4 intersections (&) or 16 signs of it; "),
-        ("regex", "([", "f: cannot be compiled as a regular expression; "),
-        ("regex", r"(a)\1", "f: cannot be compiled as a regular expression; "),
+        ("regex", "([", "f: cannot be compiled as a regular expression at character 2: a class that is not closed; "),
+        ("regex", r"(a)\1", "f: cannot be compiled as a regular expression at character 4: a reference to a group, "),
+        (
+            "regex",
+            "ab\\",
+            "f: cannot be compiled as a regular expression at character 3: an escape that ends too soon; ",
+        ),
         (
             "regex",
             "a" * (MAX_DEFINITION + 1),
