@@ -30,6 +30,9 @@ _NO_LETTERS = bytes(byte for byte in range(256) if byte not in _LETTERS)
 _NEVER_LETTERS = bytes(byte for byte in range(0xC0) if byte not in _ASCII_LETTERS)
 _ASCII = bytes(range(0x80))
 
+_NEVER = frozenset((0xC0, 0xC1, *range(0xF5, 0x100)))
+"""Bytes that UTF-8 does not have."""
+
 _KEEPING = frozenset(("ByteLevel", "Digits", "Metaspace", "Punctuation", "Sequence", "Split"))
 """Pre-tokenizers that keep all of a text, unless their `behavior` is to remove."""
 
@@ -38,19 +41,21 @@ class Fewest(NamedTuple):
     """The most that a token of one tokenizer stands for.
 
     `length` is in bytes of UTF-8 where the model reads bytes (`of_bytes`), else in characters; 0 where tokens swallow white
-    space of any length. `letters` are characters. `composes`: text is normalised to NFC before.
+    space of any length. `letters` are characters. `composes`: text is normalised to NFC before. `missing` are bytes that
+    the vocabulary lacks: the model reads nothing of them.
     """
 
     length: int
     letters: int
     of_bytes: bool
     composes: bool
+    missing: bytes
 
     def tokens(self, text: str, mark: str = "") -> int:
         """Returns a number of tokens that a text has at least. What is encoded of it has no `mark` any more (see
         `flare.text.controls`)."""
         data = text.encode(errors="replace")
-        least = -(-len(data.translate(None, _NO_LETTERS)) // self.letters)
+        least = -(-len(data.translate(None, _NO_LETTERS + self.missing)) // self.letters)
         return max(least, -(-self._length(text, data, mark) // self.length)) if self.length else least
 
     def _length(self, text: str, data: bytes, mark: str) -> int:
@@ -58,7 +63,7 @@ class Fewest(NamedTuple):
         marks = text.count(mark) if mark else 0
         if not self.of_bytes:
             return (len(text) - marks) // (COMPOSED if self.composes else 1)
-        length = len(data) - marks * len(mark.encode())
+        length = len(data.translate(None, self.missing)) - marks * len(mark.encode())
         if not self.composes:
             return length
         ascii = len(data) - len(data.translate(None, _ASCII))
@@ -69,7 +74,7 @@ def measure(
     base: tokenizers.Tokenizer, added: Iterable[tokenizers.AddedToken], byte_of_char: Mapping[str, int]
 ) -> Fewest | None:
     """Returns the bounds of a tokenizer with these added tokens, None where a token may stand for any text: where unknown
-    characters are left out or drawn together, or where a part of the tokenizer may shorten texts in ways not known here.
+    characters become one, or where a part of the tokenizer may shorten texts in ways not known here.
 
     `byte_of_char` says how byte-level vocabularies write bytes.
     """
@@ -84,12 +89,13 @@ def measure(
     if not all(map(_keeps_length, changes)):
         return None
     of_bytes = any(step["type"] == "ByteLevel" for step in steps)
+    composes = any(change["type"] == "NFC" for change in changes)
     vocabulary = base.get_vocab(with_added_tokens=False)
+    missing = bytes(byte for char, byte in byte_of_char.items() if char not in vocabulary and byte not in _NEVER)
     if of_bytes:
-        complete = vocabulary.keys() >= byte_of_char.keys()
-    else:
-        complete = model.byte_fallback and all(f"<0x{byte:02X}>" in vocabulary for byte in range(256))
-    if not complete:
+        if missing and composes:
+            return None
+    elif not model.byte_fallback or any(f"<0x{byte:02X}>" not in vocabulary for byte in range(256)):
         return None
     spellings = [token.content for token in added]
     if base.normalizer is not None:
@@ -101,7 +107,7 @@ def measure(
             data = bytes(byte_of_char.get(char, 0) for char in token) if of_bytes else token.encode()
             letters = max(letters, _letters(data))
     swallows = any(token.lstrip or token.rstrip for token in added)
-    return Fewest(0 if swallows else length, letters, of_bytes, any(change["type"] == "NFC" for change in changes))
+    return Fewest(0 if swallows else length, letters, of_bytes, composes, missing if of_bytes else b"")
 
 
 def _letters(data: bytes) -> int:

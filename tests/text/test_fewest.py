@@ -128,6 +128,12 @@ def model(made: Any, pre_tokenizer: Any = None) -> Tokenizer:
     return base
 
 
+def composed(made: Any) -> Tokenizer:
+    base = model(made, BYTES)
+    base.normalizer = normalizers.NFC()
+    return base
+
+
 @pytest.mark.parametrize(
     ("made", "text"),
     [
@@ -136,7 +142,7 @@ def model(made: Any, pre_tokenizer: Any = None) -> Tokenizer:
         (lambda: model(models.WordPiece({"a": 0, "?": 1}, unk_token="?")), "b" * 3000),
         (lambda: model(models.BPE({"a": 0, "?": 1}, [], unk_token="?", fuse_unk=True)), "b" * 3000),
         (lambda: model(models.BPE({"a": 0}, [], byte_fallback=True)), "b" * 3000),
-        (lambda: model(models.BPE({c: i for c, i in ALPHABET.items() if c != "b"}, []), BYTES), "b" * 3000),
+        (lambda: composed(models.BPE({c: i for c, i in ALPHABET.items() if c != "b"}, [])), "b" * 3000),
         (lambda: model(models.BPE(ALPHABET, [], end_of_word_suffix="$"), BYTES), "b"),
         (lambda: byte_level(normalizer=normalizers.Strip()), "\n" * 3000),
         (lambda: byte_level(normalizer=normalizers.StripAccents()), "\u0301" * 3000),
@@ -154,3 +160,15 @@ def test_no_bound_where_a_token_may_stand_for_any_text(made: Callable[[], Tokeni
     tokens = Wrapped(made())
     assert tokens.fewest_tokens(text) == tokens.fewest_tokens("a" * 3000) == 0
     assert len(tokens.encode(text)) <= 2
+
+
+@pytest.mark.parametrize("unknown", [None, "?"])
+def test_bytes_that_the_vocabulary_lacks_are_not_counted(unknown: str | None) -> None:
+    """SmolLM2's lacks some control characters, and bytes of planes without characters."""
+    lacking = {"b", *(char for char, byte in tokenizer._BYTE_OF_CHAR.items() if byte in (0x04, 0xD0, 0xF1, 0x80))}
+    alphabet = {char: place for char, place in ALPHABET.items() if char not in lacking}
+    base = model(models.BPE(alphabet, [], unk_token=unknown, fuse_unk=True), BYTES)
+    tokens = Wrapped(base)
+    for text in ("b" * 3000, "\u0400" * 3000, "\x04" * 3000, "\U00040000" * 3000):
+        assert tokens.fewest_tokens(text) == 0 and len(tokens.encode(text)) <= 1
+        assert tokens.fewest_tokens(f"{text}ac-{text}") == 3 <= len(tokens.encode(f"{text}ac-{text}"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import unicodedata
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -189,3 +190,13 @@ def test_the_fewest_tokens_are_those_of_a_text_of_the_longest(family: str, measu
         assert tokenizer.fewest_tokens(text * 50) == 50 <= len(tokenizer.encode(text * 50))
     prose = samples.PAGE.encode("ascii", "ignore").decode() * 200
     assert len(tokenizer.encode(prose)) / tokenizer.fewest_tokens(prose) < 32
+
+
+def test_smollm2s_vocabulary_which_lacks_bytes(smollm2_gguf: Path, measured: None) -> None:
+    from ignition.checkpoint.gguf import open_file
+
+    tokenizer = Tokenizer.load(open_file(smollm2_gguf).tokenizer_json)
+    assert not tokenizer.encode("\x04\x13")
+    for text in (*random_texts(13, 400), *repeated_texts(13, 80), "\x04" * 9999):
+        check_fewest(tokenizer, text)
+    assert tokenizer.fewest_tokens(samples.PAGE * 100) > 300
