@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
+from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 from flare.config import RuntimeSettings
@@ -97,10 +98,11 @@ class Runtime:
         self.template = template
         self.model = model
         self.fallbacks = fallbacks or Fallbacks()
-        self.engine = Engine(replay, EngineLimits(max_waiting=max_waiting), self._deliver)
+        self.engine = Engine(replay, EngineLimits(max_waiting=max_waiting), self._deliver, self._settled)
         self._dispatch: Callable[[list[Delivery]], None] = self.receive
         self._ids = count(1)
         self.constraints = Constraints(Vocabulary(tokenizer, model.vocabulary, model.eos, model.output.spelled))
+        self._preparing: Thread | None = None
 
     @classmethod
     def load(cls, settings: RuntimeSettings, laps: Laps | None = None) -> Runtime:
@@ -163,6 +165,24 @@ class Runtime:
 
     def _deliver(self, batch: list[Delivery]) -> None:
         self._dispatch(batch)
+
+    def _settled(self) -> None:
+        """Has the tables for forms of answers made, once. They take a second or more and hold the interpreter's lock for a good
+        part of it: a start must not wait for them, nor what runs, and the first request of a form should not either."""
+        if self._preparing is None and self.constraints.possible:
+            self._preparing = Thread(target=self._prepare_forms, name="flare-forms")
+            try:
+                self._preparing.start()
+            except RuntimeError:  # no more threads: the first such request makes them
+                self._preparing = None
+
+    def _prepare_forms(self) -> None:
+        try:
+            self.constraints.prepare()
+        except Exception:
+            log_failure(
+                _log, "the tables for forms of answers could not be made; the next request of a form tries again"
+            )
 
     def receive(self, batch: list[Delivery]) -> None:
         """Passes a step's deliveries on to their choices. A failure in one answer ends that answer only."""
@@ -368,4 +388,6 @@ class Runtime:
     def close(self) -> None:
         """Cancels what runs, ends the engine's thread and frees the core's memory."""
         self.engine.close()
+        if self._preparing is not None:
+            self._preparing.join()
         self.replay.close()

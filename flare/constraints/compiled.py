@@ -80,10 +80,19 @@ class Constraints:
         self._kept: OrderedDict[tuple[str, bytes], str] = OrderedDict()
         self._lock = Lock()
 
+    @property
+    def possible(self) -> bool:
+        """Whether answers can be held to a form: some token of the model ends them."""
+        return bool(self.vocabulary.stops)
+
+    def prepare(self) -> None:
+        """Makes what every constraint needs; the first one does so too, and whoever comes meanwhile waits for the same."""
+        _ = self.vocabulary.native
+
     def compile(self, constraint: Constraint, replies: int = 1) -> list[CompiledConstraint]:
         """Returns a constraint compiled for each of some replies, which takes 1 to 8 ms for most, 0.7 s at most. Raises
         RequestError naming its field where that takes too much or cannot be done."""
-        if not self.vocabulary.stops:
+        if not self.possible:
             text = "this model has no token that ends a reply, so that no answer can be held to a form"
             raise RequestError(f"{constraint.field}: {text}", param=constraint.field, code="unsupported_parameter")
         grammar = self._grammar(constraint)

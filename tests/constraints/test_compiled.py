@@ -216,6 +216,24 @@ def test_tables_are_made_once_by_threads_at_the_same_time() -> None:
     assert {"unstopped", "breaks", "_by_text", "_ordered"} <= vars(vocabulary).keys(), "no mask has to make them"
 
 
+def test_tables_give_every_token_by_its_text() -> None:
+    """Those of several tokens with one text too, and in the order of texts; against a search through all of them."""
+    base = samples.byte_level()
+    tokenizer = Tokenizer(base)
+    stop = base.token_to_id("</s>")
+    spelled = frozenset((base.token_to_id("[INST]"),))
+    vocabulary = Vocabulary(tokenizer, base.get_vocab_size() + 3, [stop], spelled)
+    texts = {token: vocabulary.text(token) for token in range(vocabulary.size)}
+    doubled = [text for text in texts.values() if text and list(texts.values()).count(text) > 1]
+    assert doubled, "runs of spaces are added tokens and the model's own"
+    for text in {*texts.values(), b"[INST]", b"th", b"\xf0", b"  "}:
+        starts = [token for token, whole in texts.items() if whole and text.startswith(whole)]
+        assert sorted(vocabulary.leading(text)) == starts
+        goes_on = sorted((whole, token) for token, whole in texts.items() if whole.startswith(text) and whole != text)
+        assert list(vocabulary.beyond(text)) == [token for _, token in goes_on]
+    assert sorted(vocabulary.breaks) == [token for token, whole in texts.items() if whole and set(whole) == {10}]
+
+
 def test_a_model_without_an_end_has_no_answers_of_a_form() -> None:
     base = samples.byte_level()
     with pytest.raises(RequestError, match="f: this model has no token that ends a reply"):
