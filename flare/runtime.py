@@ -102,6 +102,7 @@ class Runtime:
         self._dispatch: Callable[[list[Delivery]], None] = self.receive
         self._ids = count(1)
         self.constraints = Constraints(Vocabulary(tokenizer, model.vocabulary, model.eos, model.output.spelled))
+        self._forms = False
         self._preparing: Thread | None = None
 
     @classmethod
@@ -156,11 +157,13 @@ class Runtime:
             fallbacks=fallbacks,
         )
 
-    def start(self, dispatch: Callable[[list[Delivery]], None] | None = None) -> None:
+    def start(self, dispatch: Callable[[list[Delivery]], None] | None = None, *, forms: bool = False) -> None:
         """Starts the engine's thread. `dispatch` is called there once a step and must see to it that `receive` gets the
-        batch on the caller's thread; without it `receive` runs on the engine's thread."""
+        batch on the caller's thread; without it `receive` runs on the engine's thread. `forms`: requests may want forms of
+        answers, and what these need is made before they do where that delays nobody."""
         if dispatch is not None:
             self._dispatch = dispatch
+        self._forms = forms and self.constraints.possible
         self.engine.start()
 
     def _deliver(self, batch: list[Delivery]) -> None:
@@ -169,7 +172,7 @@ class Runtime:
     def _settled(self) -> None:
         """Has the tables for forms of answers made, once. They take a second or more and hold the interpreter's lock for a good
         part of it: a start must not wait for them, nor what runs, and the first request of a form should not either."""
-        if self._preparing is None and self.constraints.possible:
+        if self._forms and self._preparing is None:
             self._preparing = Thread(target=self._prepare_forms, name="flare-forms")
             try:
                 self._preparing.start()

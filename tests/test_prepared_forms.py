@@ -108,6 +108,17 @@ def test_closing_waits_for_them(making: Watched) -> None:
     assert making.ended.is_set() and not up.runtime._preparing.is_alive()  # type: ignore[union-attr]
 
 
+def test_a_runtime_that_nobody_asks_for_forms_makes_none(making: Watched) -> None:
+    up = LiveServer()
+    try:
+        up.runtime.start()
+        up.runtime._settled()
+        assert up.runtime._preparing is None and not making.by
+    finally:
+        up.runtime.close()
+        up.sock.close()
+
+
 def test_a_model_whose_replies_have_no_end_needs_none(making: Watched) -> None:
     with LiveServer(script=lambda prompt, choice: reply("xx"), model={"eos": frozenset()}) as up:
         assert ask(up, max_tokens=2) == "xx"

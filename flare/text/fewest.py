@@ -7,7 +7,7 @@ The longest tokens are runs of spaces and lines of dashes; of letters tokens hav
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class Fewest(NamedTuple):
 
 
 def measure(
-    base: tokenizers.Tokenizer, added: Iterable[tokenizers.AddedToken], byte_of_char: Mapping[str, int]
+    base: tokenizers.Tokenizer, added: Collection[tokenizers.AddedToken], byte_of_char: Mapping[str, int]
 ) -> Fewest | None:
     """Returns the bounds of a tokenizer with these added tokens, None where a token may stand for any text: where unknown
     characters become one, or where a part of the tokenizer may shorten texts in ways not known here.
