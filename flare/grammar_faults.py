@@ -83,14 +83,13 @@ def regex_fault(error: str) -> Fault | None:
         return None
     marked = _FAULT.match(rest)
     said = next((line for line in rest[marked.end() if marked else 0 :].split("\n") if line.startswith("error: ")), "")
-    for words, what, remedy in _REGEX_FAULTS:
-        if words in said:
-            if marked is None:
-                return Fault(what, remedy, "", None)
-            # Of two marks the first one is where a name or flag, which now comes again, stood first.
-            carets = marked[2]
-            return Fault(what, remedy, marked[1], carets.rfind(" ", 0, carets.rindex("^")) + 1)
-    return None
+    known = ((what, remedy) for words, what, remedy in _REGEX_FAULTS if words in said)
+    what, remedy = next(known, ("what Rust's syntax does not have", CORRECT))
+    if marked is None:
+        return Fault(what, remedy, "", None)
+    # Of two marks the first one is where a name or flag, which now comes again, stood first.
+    carets = marked[2]
+    return Fault(what, remedy, marked[1], carets.rfind(" ", 0, carets.rindex("^")) + 1)
 
 
 def uncompiled(syntax: str, definition: str, error: str) -> str:
@@ -121,7 +120,7 @@ def _origin(expression: str, fault: Fault) -> int:
     characters escaped."""
     assert fault.at is not None
     origin = at = 0
-    while at < fault.at and origin < len(expression):
+    while at < min(fault.at, len(fault.expression)) and origin < len(expression):
         escaped = fault.expression[at] == "\\" != expression[origin]
         at += 2 if escaped else 1
         origin += 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -129,9 +131,26 @@ def test_every_fault_of_a_lark_grammar_is_tried() -> None:
 
 @pytest.mark.parametrize("syntax", ["regex", "lark"])
 def test_what_the_library_says_otherwise_is_not_passed_on(syntax: str) -> None:
-    for error in ("", "an internal secret", "at 3(4): a secret", "regex parse error:\nerror: a secret", "\n\n~\n"):
+    for error in ("", "an internal secret", "at 3(4): a secret", "\n\n~\n"):
         said = uncompiled(syntax, "a", error)
         assert said.endswith("; correct it or make it smaller") and "secret" not in said
+    for error in ("regex parse error:\nerror: a secret", "regex parse error:\n    ab\n         ^^\nerror: a secret"):
+        said = uncompiled(syntax, "a", error)
+        assert said.endswith(": what Rust's syntax does not have; correct it") and "secret" not in said
+
+
+@given(
+    st.text(st.characters(exclude_categories=["Cs"]), max_size=8),
+    st.text("[](){}*+?|\\^$.-:<>!=/ab1,&~#\n\r\t\x0b", max_size=12),
+)
+@settings(max_examples=300)
+def test_any_expression_is_told_in_one_line_of_our_own(text: str, signs: str) -> None:
+    for expression in (text + signs, signs + text):
+        error = regex_error(expression)
+        if error:
+            said = uncompiled("regex", expression, error)
+            found = re.match(r"cannot be compiled as a regular expression( at character ([0-9]+))?: [^\n]+; ", said)
+            assert found and (found[2] is None or 1 <= int(found[2]) <= len(expression) + 1), said
 
 
 def test_an_expression_that_can_be_compiled_has_no_error() -> None:
