@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from flare.deep_stack import on_deep_stack
 from flare.errors import RequestError
+from flare.grammar_faults import uncompiled
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -26,10 +27,6 @@ MAX_TEXT = 256 << 10
 SECONDS, SECONDS_PER_BYTE = 0.05, 4e-6
 """Processor time that matching a text may take: so much, and so much for each of its bytes. A byte of most grammars takes
 1.5 µs, but of an ambiguous one up to 20 ms, and whoever waits for the answer's thread waits as long."""
-
-NAMES = {"lark": "a Lark grammar", "regex": "a regular expression"}
-
-_PLACE = re.compile(r"(?:at )?([0-9]{1,9})\(([0-9]{1,9})\)")
 
 LIMITS = {
     "max_items_in_row": 400,
@@ -71,6 +68,21 @@ def check_lark(definition: str, field: str) -> None:
         raise RequestError(text, param=field)
 
 
+def check_regex(expression: str, field: str) -> None:
+    """Raises RequestError for an expression that ends with a backslash that escapes nothing: the library would drop it."""
+    if (len(expression) - len(expression.rstrip("\\"))) % 2:
+        text = (
+            f"cannot be compiled as a regular expression at character {len(expression)}: an escape that ends too soon"
+        )
+        raise RequestError(f"{field}: {text}; correct it", param=field)
+
+
+def regex_error(expression: str) -> str:
+    """Returns what the library says of an expression that it cannot compile, "" of one that it can."""
+    matcher = _compiled("regex", expression)
+    return matcher.get_error() if matcher.is_error() else ""
+
+
 class TextGrammar:
     """A compiled grammar. `matches` may be called from several threads at once.
 
@@ -89,14 +101,12 @@ class TextGrammar:
         size = len(definition.encode(errors="replace"))
         if size > MAX_DEFINITION:
             raise RequestError(f"{field}: {size} bytes of UTF-8, the limit is {MAX_DEFINITION}", param=field)
-        if syntax == "lark":
-            check_lark(definition, field)
+        (check_lark if syntax == "lark" else check_regex)(definition, field)
         self._lock = Lock()
         self._renew()
         if self._matcher.is_error():
-            place = fault_place(self._matcher.get_error()) if syntax == "lark" else ""
-            text = f"{field}: cannot be compiled as {NAMES[syntax]}{place}; correct it or make it smaller"
-            raise RequestError(text, param=field)
+            error = self._matcher.get_error()
+            raise RequestError(f"{field}: {uncompiled(syntax, definition, error)}", param=field)
 
     def matches(self, text: str) -> bool:
         """Whether the whole text, in UTF-8, is one of the grammar's.
@@ -169,9 +179,3 @@ class _Bytes:
 
     def __call__(self, data: Any) -> list[int]:
         return list(data if isinstance(data, bytes) else data.encode())
-
-
-def fault_place(error: str) -> str:
-    """Where the library found the fault, in our words: its own are not passed on."""
-    found = _PLACE.match(error)
-    return f" at line {found[1]}, column {found[2]}" if found else ""

@@ -50,8 +50,13 @@ def render_conversation(
     tokenizer: Tokenizer,
     template: ChatTemplate,
     constraint: Constraint | None = None,
+    least: int | None = None,
 ) -> Prompt:
-    """Returns the prompt of a conversation, which the request has in `field`. Raises RequestError where there is none."""
+    """Returns the prompt of a conversation, which the request has in `field`. `least` are the tokens that a reply has at least,
+    None where nothing replies and a prompt may have any length.
+
+    Raises RequestError where there is no prompt, and where its length shows that it leaves no room for the reply.
+    """
     from flare.text.prompt import render_prompt
     from flare.text.template import TemplateError
 
@@ -94,6 +99,8 @@ def render_conversation(
     if conversation.continue_final:
         assert tail is not None
         text = _continued(text, tail, conversation.messages[-1].text, mark, field)
+    if least is not None:
+        model.check_room(tokenizer.fewest_tokens(text, mark), field, least=least, counted=False)
     tokens = tokenizer.encode_rendered(text, mark)
     if not tokens:
         text = "the chat template makes nothing of it; send text, or leave out add_generation_prompt"

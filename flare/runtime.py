@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
+from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 from flare.config import RuntimeSettings
@@ -97,10 +98,12 @@ class Runtime:
         self.template = template
         self.model = model
         self.fallbacks = fallbacks or Fallbacks()
-        self.engine = Engine(replay, EngineLimits(max_waiting=max_waiting), self._deliver)
+        self.engine = Engine(replay, EngineLimits(max_waiting=max_waiting), self._deliver, self._settled)
         self._dispatch: Callable[[list[Delivery]], None] = self.receive
         self._ids = count(1)
         self.constraints = Constraints(Vocabulary(tokenizer, model.vocabulary, model.eos, model.output.spelled))
+        self._forms = False
+        self._preparing: Thread | None = None
 
     @classmethod
     def load(cls, settings: RuntimeSettings, laps: Laps | None = None) -> Runtime:
@@ -154,15 +157,35 @@ class Runtime:
             fallbacks=fallbacks,
         )
 
-    def start(self, dispatch: Callable[[list[Delivery]], None] | None = None) -> None:
+    def start(self, dispatch: Callable[[list[Delivery]], None] | None = None, *, forms: bool = False) -> None:
         """Starts the engine's thread. `dispatch` is called there once a step and must see to it that `receive` gets the
-        batch on the caller's thread; without it `receive` runs on the engine's thread."""
+        batch on the caller's thread; without it `receive` runs on the engine's thread. `forms`: requests may want forms of
+        answers, and what these need is made before they do where that delays nobody."""
         if dispatch is not None:
             self._dispatch = dispatch
+        self._forms = forms and self.constraints.possible
         self.engine.start()
 
     def _deliver(self, batch: list[Delivery]) -> None:
         self._dispatch(batch)
+
+    def _settled(self) -> None:
+        """Has the tables for forms of answers made, once. They take a second or more and hold the interpreter's lock for a good
+        part of it: a start must not wait for them, nor what runs, and the first request of a form should not either."""
+        if self._forms and self._preparing is None:
+            self._preparing = Thread(target=self._prepare_forms, name="flare-forms")
+            try:
+                self._preparing.start()
+            except RuntimeError:  # no more threads: the first such request makes them
+                self._preparing = None
+
+    def _prepare_forms(self) -> None:
+        try:
+            self.constraints.prepare()
+        except Exception:
+            log_failure(
+                _log, "the tables for forms of answers could not be made; the next request of a form tries again"
+            )
 
     def receive(self, batch: list[Delivery]) -> None:
         """Passes a step's deliveries on to their choices. A failure in one answer ends that answer only."""
@@ -190,9 +213,9 @@ class Runtime:
             seed = model.defaults.get("seed")
         if seed is None:
             seed = secrets.randbits(63)
-        prompts, within = self._prompts(request)
-        limits = [model.resolve_limit(request, len(prompt)) for prompt in prompts]
         least = 0 if request.max_tokens == 0 and request.prompt_logprobs is not None else 1
+        prompts, within = self._prompts(request, least)
+        limits = [model.resolve_limit(request, len(prompt)) for prompt in prompts]
         for prompt in prompts:
             model.check_room(len(prompt), request.prompt_field, least=least)
         stop_tokens = request.stop_token_ids if request.ignore_eos else request.stop_token_ids | model.eos
@@ -229,21 +252,27 @@ class Runtime:
     def count_tokens(self, request: GenerationRequest) -> int:
         """Returns how many tokens the prompts have, of any length. Raises RequestError as `prepare` does for all else."""
         self.model.resolve_sampling(request.sampling)
-        prompts, within = self._prompts(request)
+        prompts, within = self._prompts(request, None)
         tokens_to_close_after(request.budget, self.model.output, opens_reasoning=within)
         return sum(map(len, prompts))
 
-    def _prompts(self, request: GenerationRequest) -> tuple[list[list[int]], bool]:
-        """Returns the prompts, and whether the first one, a conversation's then, ends within reasoning."""
-        found = [self._prompt(prompt, request) for prompt in request.prompts]
+    def _prompts(self, request: GenerationRequest, least: int | None) -> tuple[list[list[int]], bool]:
+        """Returns the prompts, and whether the first one, a conversation's then, ends within reasoning. None is encoded where
+        the length of one shows that it leaves no room for `least` tokens; None: prompts may have any length."""
+        if least is not None:
+            for prompt in request.prompts:
+                if isinstance(prompt, RawPrompt) and isinstance(text := prompt.content, str):
+                    fewest = self.tokenizer.fewest_tokens(text)
+                    self.model.check_room(fewest, request.prompt_field, least=least, counted=False)
+        found = [self._prompt(prompt, request, least) for prompt in request.prompts]
         return [prompt.tokens for prompt in found], found[0].opens_reasoning
 
-    def _prompt(self, prompt: Conversation | RawPrompt, request: GenerationRequest) -> Prompt:
+    def _prompt(self, prompt: Conversation | RawPrompt, request: GenerationRequest, least: int | None) -> Prompt:
         field = request.prompt_field
         if isinstance(prompt, Conversation):
             assert self.template is not None
             bound = request.constraint
-            return render_conversation(prompt, field, self.model, self.tokenizer, self.template, bound)
+            return render_conversation(prompt, field, self.model, self.tokenizer, self.template, bound, least)
         if isinstance(prompt.content, list):
             return Prompt(prompt.content)
         tokens = self.tokenizer.encode(prompt.content, special=True, add_special_tokens=True)
@@ -362,4 +391,6 @@ class Runtime:
     def close(self) -> None:
         """Cancels what runs, ends the engine's thread and frees the core's memory."""
         self.engine.close()
+        if self._preparing is not None:
+            self._preparing.join()
         self.replay.close()

@@ -134,9 +134,11 @@ class ServedModel:
             limit = room if limit is None else min(limit, room)
         return limit
 
-    def check_room(self, prompt_tokens: int, prompt_field: str, *, least: int = 1, question: bool = False) -> None:
+    def check_room(
+        self, prompt_tokens: int, prompt_field: str, *, least: int = 1, question: bool = False, counted: bool = True
+    ) -> None:
         """Raises RequestError (context_full) when a prompt, or a state with its `question`, leaves no room for a reply, which
-        has at least so many tokens."""
+        has at least so many tokens. A prompt that was not `counted` has `prompt_tokens` or more."""
         if prompt_tokens + least <= self.context_length:
             return
         what, remedy = (
@@ -147,11 +149,12 @@ class ServedModel:
                 "compact or shorten " + ("the conversation" if prompt_field == "messages" else "the prompt"),
             )
         )
+        many = f"{prompt_tokens} tokens" if counted else f"at least {prompt_tokens} tokens"
         raise RequestError(
-            f"{what} {prompt_tokens} tokens and the context holds {self.context_length}; {remedy}",
+            f"{what} {many} and the context holds {self.context_length}; {remedy}",
             param=prompt_field,
             code="context_full",
-            extra={"flare_context": self.context(prompt_tokens)},
+            extra={"flare_context": self.context(prompt_tokens) | ({} if counted else {"at_least": True})},
         )
 
     def context(self, tokens_used: int) -> dict[str, int]:

@@ -52,13 +52,22 @@ EXPRESSION = TextGrammar("regex", r"(a|b0?)+\n{0,2}", field="f")
 @pytest.mark.parametrize(
     ("syntax", "definition", "said"),
     [
-        ("lark", "start: nosuch", "f: cannot be compiled as a Lark grammar at line 1, column 8; "),
+        ("lark", "start: nosuch", "f: cannot be compiled as a Lark grammar at line 1, column 8: a name that "),
         ("lark", 'other: "a"\nstart: (', "f: cannot be compiled as a Lark grammar at line "),
-        ("lark", "", "f: cannot be compiled as a Lark grammar; "),
+        ("lark", "", "f: cannot be compiled as a Lark grammar: no rule called start; "),
         ("lark", "start: " + "(" * 10_000 + '"a"' + ")" * 10_000, "f: cannot be compiled as a Lark grammar"),
-        ("regex", "([", "f: cannot be compiled as a regular expression; "),
-        ("regex", r"(a)\1", "f: cannot be compiled as a regular expression; "),
-        ("regex", "(" * 50_000 + "a" + ")" * 50_000, "f: cannot be compiled as a regular expression; "),
+        ("regex", "([", "f: cannot be compiled as a regular expression at character 2: a class that is not closed; "),
+        ("regex", r"(a)\1", "f: cannot be compiled as a regular expression at character 4: a reference to a group, "),
+        (
+            "regex",
+            "ab\\",
+            "f: cannot be compiled as a regular expression at character 3: an escape that ends too soon; ",
+        ),
+        (
+            "regex",
+            "(" * 50_000 + "a" + ")" * 50_000,
+            "f: cannot be compiled as a regular expression at character 251: ",
+        ),
         ("regex", "a" * (MAX_DEFINITION + 1), f"f: {MAX_DEFINITION + 1} bytes of UTF-8, the limit is {MAX_DEFINITION}"),
     ],
 )

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from flare.constraints.json_schema import pattern_place
+from flare.constraints.json_schema import patterns
+from flare.constraints.patterns import without_nul
 from flare.constraints.reply import MAX_BREAKS, CallTracker, ReplyMask
 from flare.constraints.vocabulary import Vocabulary
 from flare.deep_stack import on_deep_stack
 from flare.errors import RequestError
-from flare.grammar import MAX_DEFINITION, NAMES, check_lark, fault_place
+from flare.grammar import MAX_DEFINITION, check_lark, check_regex, regex_error
+from flare.grammar_faults import regex_fault, same_expression, uncompiled
 from flare.output import Ways
 
 if TYPE_CHECKING:
@@ -78,10 +80,19 @@ class Constraints:
         self._kept: OrderedDict[tuple[str, bytes], str] = OrderedDict()
         self._lock = Lock()
 
+    @property
+    def possible(self) -> bool:
+        """Whether answers can be held to a form: some token of the model ends them."""
+        return bool(self.vocabulary.stops)
+
+    def prepare(self) -> None:
+        """Makes what every constraint needs; the first one does so too, and whoever comes meanwhile waits for the same."""
+        _ = self.vocabulary.native
+
     def compile(self, constraint: Constraint, replies: int = 1) -> list[CompiledConstraint]:
         """Returns a constraint compiled for each of some replies, which takes 1 to 8 ms for most, 0.7 s at most. Raises
         RequestError naming its field where that takes too much or cannot be done."""
-        if not self.vocabulary.stops:
+        if not self.possible:
             text = "this model has no token that ends a reply, so that no answer can be held to a form"
             raise RequestError(f"{constraint.field}: {text}", param=constraint.field, code="unsupported_parameter")
         grammar = self._grammar(constraint)
@@ -132,10 +143,10 @@ def _translated(constraint: Constraint) -> str:
     if constraint.kind == "lark":
         check_lark(text, constraint.field)
         return LLMatcher.grammar_from_lark(text)
+    check_regex(text, constraint.field)
     return LLMatcher.grammar_from_regex(text)
 
 
-_LOOKS = "a pattern with look-around or word boundaries, which are not supported; leave them out"
 _SAID = (
     ("oneOf constraints are not supported", "a oneOf whose schemas do not exclude each other; send it as anyOf"),
     ("Unsatisfiable schema", "no value is of this schema; correct it"),
@@ -145,23 +156,24 @@ _SAID = (
         "minProperties or maxProperties beside optional properties; require all, or none",
     ),
     ("are not disjoint", "two patternProperties that the same name may match; let each name match one"),
-    ("look-around, including", _LOOKS),
-    ("lookarounds not supported", _LOOKS),
-    ("regex parse error", "a pattern that is no regular expression of Rust's syntax; correct it"),
     ("'multipleOf'", "a multipleOf with too many digits; send a rounder number"),
 )
 """What llguidance says of schemas, and what is said of it here: its own words are not passed on."""
 
 
 def _uncompilable(error: str, constraint: Constraint) -> RequestError:
-    field, name = constraint.field, NAMES.get(constraint.kind)
-    if name is not None:
-        place = fault_place(error) if constraint.kind == "lark" else ""
-        text = f"cannot be compiled as {name}{place}; correct it or make it smaller"
+    field = constraint.field
+    if constraint.kind in ("lark", "regex"):
+        text = uncompiled(constraint.kind, constraint.definition, error)
+    elif fault := regex_fault(error):
+        # The library quotes the pattern as it was passed on; where it is at fault is told of the one that was sent.
+        sent = patterns(constraint.definition, field)
+        pairs = ((place, text) for place, text in sent if same_expression(fault.expression, without_nul(text)))
+        field, pattern = next(pairs, (field, ""))
+        found = regex_error(pattern)
+        text = uncompiled("regex", pattern, found) if found else f"a pattern has {fault.what}; {fault.remedy}"
     else:
         found = next((said for begins, said in _SAID if begins in error), None)
         text = f"holds {found}" if found and not found.startswith("no ") else found
-        if found and found.startswith("a pattern "):
-            field = pattern_place(constraint.enforced, error, field)
         text = text or "cannot be compiled within bounds; send a simpler schema"
     return RequestError(f"{field}: {text}", param=field)

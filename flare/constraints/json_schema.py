@@ -7,7 +7,7 @@ take it very long together; neither gets past `checked_schema`.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -25,6 +25,7 @@ from flare.constraints.references import (
     resolve,
 )
 from flare.errors import RequestError
+from flare.grammar import check_regex
 
 MAX_SCHEMA = 256 << 10
 """Most bytes of UTF-8 of a schema, written compactly."""
@@ -131,23 +132,27 @@ def _spell_names_out(schema: dict[str, Any]) -> None:
             found |= {"patternProperties": {"": {}}, "additionalProperties": False}
 
 
-def pattern_place(schema: dict[str, Any], error: str, field: str) -> str:
-    """Returns where the longest pattern is that an error quotes, `field` where it quotes none. `schema` has been checked."""
-    best, found = "", field
-    pending: list[tuple[Any, str]] = [(schema, field)]
+def patterns(schema: Any, field: str) -> Iterator[tuple[str, str]]:
+    """Yields the place of each pattern of a schema that has been checked, and the pattern; `field` is where the request has
+    the schema."""
+    pending = [(schema, field)]
     while pending:
         part, place = pending.pop()
-        if isinstance(part, dict):
-            patterns = [(part["pattern"], f"{place}.pattern")] if isinstance(part.get("pattern"), str) else []
-            if isinstance(table := part.get("patternProperties"), dict):
-                patterns += [(name, f"{place}.patternProperties.{_shown(name)}") for name in table]
-            for pattern, where in patterns:
-                if len(pattern) > len(best) and pattern in error:
-                    best, found = pattern, where
-            pending += [(item, f"{place}.{_shown(name)}") for name, item in part.items()]
-        elif isinstance(part, list):
-            pending += [(item, f"{place}[{index}]") for index, item in enumerate(part)]
-    return found
+        if not isinstance(part, dict):
+            continue
+        for word, value in part.items():
+            inner = f"{place}.{word}"
+            if word == "pattern":
+                yield inner, value
+            elif word in SCHEMA_WORDS:
+                pending.append((value, inner))
+            elif word in SCHEMA_LISTS:
+                pending += [(item, f"{inner}[{index}]") for index, item in enumerate(value)]
+            elif word in SCHEMA_TABLES:
+                named = [(name, f"{inner}.{_shown(name)}") for name in value]
+                pending += [(value[name], there) for name, there in named]
+                if word == "patternProperties":
+                    yield from ((there, name) for name, there in named)
 
 
 def _refused(place: str, text: str, code: str | None = None) -> RequestError:
@@ -223,6 +228,8 @@ class _Checker:
             self._patterns -= len(value)
             if self._patterns < 0:
                 raise _refused(place, f"the schema has more than {MAX_PATTERNS} of these patterns; send fewer")
+            for name in value:
+                check_regex(name, f"{place}.{_shown(name)}")
         checked = {name: self._any(item, f"{place}.{_shown(name)}") for name, item in value.items()}
         return checked if word != "patternProperties" else {without_nul(name): item for name, item in checked.items()}
 
@@ -257,6 +264,7 @@ class _Checker:
     def _pattern(self, value: Any, place: str) -> Any:
         if not isinstance(value, str):
             raise _refused(place, f"expected a regular expression, got {_kind(value)}")
+        check_regex(value, place)
         return without_nul(value)
 
     def _format(self, value: Any, place: str) -> Any:

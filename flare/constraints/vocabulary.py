@@ -22,8 +22,8 @@ regular expressions are often after words."""
 
 
 class Vocabulary:
-    """The tokens of one model. Its tables are made when they are first used, by one thread; that takes about 0.6 s for 50,000
-    tokens and 2 s for 150,000, a third of it at once without letting go of the interpreter's lock.
+    """The tokens of one model. Its tables are made when they are first used, by one thread; that takes 0.4 s for 50,000
+    tokens and 1.2 s for 150,000. The library holds the interpreter's lock for two thirds of it, in two pieces.
 
     `size` is the width of the logits. `stops` are the tokens that end a reply; `spelled` are special ones that have text
     all the same, as `markers` of a format.
@@ -74,43 +74,57 @@ class Vocabulary:
 
     def leading(self, text: bytes) -> Iterator[int]:
         """Returns the tokens that are the beginning of a text, or all of it."""
-        tokens = self._by_text
         for length in range(1, len(text) + 1):
-            yield from tokens.get(text[:length], ())
+            yield from self._spelled(text[:length])
 
     def beyond(self, text: bytes) -> Iterator[int]:
         """Returns the tokens that begin with a text and go on."""
         ordered = self._ordered
-        for place in range(bisect_left(ordered, (text, -1)), len(ordered)):
-            found, token = ordered[place]
+        for place in range(bisect_left(ordered, text), len(ordered)):
+            found = ordered[place]
             if not found.startswith(text):
                 return
             if found != text:
-                yield token
+                yield from self._spelled(found)
 
     @cached_property
     def breaks(self) -> tuple[int, ...]:
         """The tokens that are line breaks and nothing else."""
-        return tuple(i for text, ids in self._by_text.items() if not text.strip(b"\n") for i in ids)
+        return tuple(i for text in self._by_text[0] if not text.strip(b"\n") for i in self._spelled(text))
+
+    def _spelled(self, text: bytes) -> Iterator[int]:
+        """Returns the tokens with exactly this text."""
+        first, more = self._by_text
+        if text in first:
+            yield first[text]
+            yield from more.get(text, ())
+
+    # No table has an object of its own for each token that the garbage collector follows: its passes would stop all threads.
 
     @cached_property
-    def _by_text(self) -> dict[bytes, list[int]]:
-        found: dict[bytes, list[int]] = {}
+    def _by_text(self) -> tuple[dict[bytes, int], dict[bytes, list[int]]]:
+        """The first token of each text, and the others of those that have several."""
+        first: dict[bytes, int] = {}
+        more: dict[bytes, list[int]] = {}
         for token in range(self.size):
-            if text := self.text(token):
-                found.setdefault(text, []).append(token)
-        return found
+            if (text := self.text(token)) and first.setdefault(text, token) != token:
+                more.setdefault(text, []).append(token)
+        return first, more
 
     @cached_property
-    def _ordered(self) -> list[tuple[bytes, int]]:
-        return sorted((text, token) for text, tokens in self._by_text.items() for token in tokens)
+    def _ordered(self) -> list[bytes]:
+        """All texts in order; sorted by parts, each of which holds the interpreter's lock."""
+        parts: dict[bytes, list[bytes]] = {}
+        for text in self._by_text[0]:
+            parts.setdefault(text[:2], []).append(text)
+        return [text for begin in sorted(parts) for text in sorted(parts[begin])]
 
     def _make(self) -> LLTokenizer:
         from llguidance import LLTokenizer, TokenizerWrapper
 
         eos = sorted(self.stops)
         wrapped = TokenizerWrapper(_Tokens(self, eos[0]))
-        # In two steps, each of which holds the interpreter's lock.
+        # In two steps: each holds the interpreter's lock, between them others get it.
         plain = LLTokenizer(wrapped, n_vocab=self.size, eos_token=eos, slices=[])
         blanks, *texts = LLTokenizer.json_slices()
         return plain.with_slices([blanks, LOWER_CASE, *texts])
@@ -127,8 +141,9 @@ class Vocabulary:
         tokens, at = [], 0
         while at < len(data):
             for end in range(min(len(data), at + LONGEST_SPELLED), at, -1):
-                if found := self._by_text.get(data[at:end]):
-                    tokens.append(found[0])
+                found = self._by_text[0].get(data[at:end])
+                if found is not None:
+                    tokens.append(found)
                     at = end
                     break
             else:

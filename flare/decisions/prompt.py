@@ -92,6 +92,8 @@ class Compiler:
         found = Labels((), ())
         for _ in range(ATTEMPTS):
             rendered = self._render(inquiry.state, question_text(question, spellings), variables)
+            fewest = self._tokenizer.fewest_tokens(*rendered)
+            self._model.check_room(fewest, inquiry.state_field, question=True, counted=False)
             prompt = self._tokenizer.encode_rendered(*rendered)
             self._model.check_room(len(prompt), inquiry.state_field, question=True)
             found = self._finder.find(rendered, prompt, wanted)

@@ -28,7 +28,7 @@ _log = logging.getLogger("flare.engine")
 STEP_FAILED = "the model failed while it worked on this request; the server goes on, try again"
 ENGINE_FAILED = "the model can run no more requests; the server must be restarted"
 SETTLED_S = 1.0
-"""How long no request must be live before the pages are counted."""
+"""How long no request must be live before the pages are counted, and before what can wait is done."""
 ENGINE_CLOSED = "the server is shutting down"
 NATURAL = LogprobsWanted()
 """Of prompts: a row of a step has the alternatives, and no tokens that the request names."""
@@ -50,13 +50,21 @@ class Engine:
     """Runs requests on a replay. The caller owns the replay and closes it after `close`.
 
     `deliver` is called by the engine thread, at most once a step, with all that the step brought; it must return soon
-    and not raise. Exactly one delivery of each submitted request is final.
+    and not raise. Exactly one delivery of each submitted request is final. `settled` is called there each time that no
+    request has been live for SETTLED_S after a step; it must return soon and not raise, too.
     """
 
-    def __init__(self, replay: Replay, limits: EngineLimits, deliver: Callable[[list[Delivery]], None]) -> None:
+    def __init__(
+        self,
+        replay: Replay,
+        limits: EngineLimits,
+        deliver: Callable[[list[Delivery]], None],
+        settled: Callable[[], None] = lambda: None,
+    ) -> None:
         self._replay = replay
         self._limits = limits
         self._deliver = deliver
+        self._settled = settled
         sizes = replay.limits
         self._scheduler = Scheduler(
             # Every slot has at most one row and at least one token of a step.
@@ -199,6 +207,8 @@ class Engine:
             return self._commands.get(timeout=SETTLED_S)
         except Empty:
             self._scheduler.check_integrity()
+            if self._steps:
+                self._settled()
             return self._commands.get()
 
     def _obey(self, command: Request | Cancel | Close) -> None:

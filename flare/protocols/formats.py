@@ -10,6 +10,7 @@ import msgspec
 from flare.constraints.json_schema import checked_schema
 from flare.conversation import Constraint
 from flare.errors import RequestError
+from flare.grammar import MAX_DEFINITION
 from flare.protocols.refusals import foreign_type, misplaced, required, unsupported
 
 MAX_CHOICES = 1000
@@ -161,7 +162,12 @@ def _choices(texts: list[str], place: str) -> str:
     if not 1 <= len(texts) <= MAX_CHOICES or "" in texts:
         text = f"{place}: {len(texts)} texts, send 1 to {MAX_CHOICES}, none of them empty"
         raise RequestError(text, param=place)
-    return "|".join("".join(_literal(text)) for text in texts)
+    expression = "|".join("".join(_literal(text)) for text in texts)
+    size = len(expression.encode())
+    if size > MAX_DEFINITION:
+        text = f"{place}: the expression of these texts has {size} bytes of UTF-8, the limit is {MAX_DEFINITION}"
+        raise RequestError(f"{text}; send fewer or shorter texts", param=place)
+    return expression
 
 
 def _literal(text: str) -> Iterator[str]:

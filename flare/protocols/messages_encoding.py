@@ -28,7 +28,8 @@ def overflow_message(error: RequestError) -> str | None:
     if error.code != "context_full" or not isinstance(context, dict):
         return None
     used, most = context["tokens_used"], context["context_length"] - 1
-    return f"prompt is too long: {used} tokens > {most} maximum, which leaves room for one token of the answer"
+    many = f"at least {used}" if context.get("at_least") else used
+    return f"prompt is too long: {many} tokens > {most} maximum, which leaves room for one token of the answer"
 
 
 def message_object(response: Response, outcome: Outcome) -> dict[str, Any]:

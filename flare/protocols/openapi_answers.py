@@ -66,7 +66,9 @@ def _chunk(object_name: str, choice: dict[str, Schema]) -> Schema:
 
 
 ANSWERS: dict[str, Schema] = {
-    "FlareContext": members({"tokens_used": COUNT, "context_length": COUNT, "tokens_remaining": COUNT}),
+    "FlareContext": members(
+        {"tokens_used": COUNT, "context_length": COUNT, "tokens_remaining": COUNT}, {"at_least": {"const": True}}
+    ),
     "Timings": members(
         {
             "queued_ms": NUMBER,

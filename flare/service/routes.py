@@ -97,7 +97,7 @@ class Service:
                 loop.call_soon_threadsafe(self.runtime.receive, batch)
 
         loop.set_exception_handler(log_context)
-        self.runtime.start(dispatch)
+        self.runtime.start(dispatch, forms=True)
 
     async def stop(self, drain: Awaitable[None]) -> None:
         """Ends every answer with an error, awaits `drain`, in which the transport lets the last bytes out, and ends the

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from flare.errors import CoreError, RequestError
 from flare.text.controls import Controls
+from flare.text.fewest import WORTH, Fewest, measure
 
 if TYPE_CHECKING:
     import tokenizers
@@ -111,6 +112,17 @@ class Tokenizer:
     def encode_joined(self, text: str) -> list[int]:
         """Token ids of text that stands right behind other text; spellings of controls are encoded as the text they are."""
         return self._real_ids(_ids(self._plain_joined, text, False))
+
+    def fewest_tokens(self, text: str, mark: str = "") -> int:
+        """A number of tokens that `encode(text)` and `encode_rendered(text, mark)` have at least, found without encoding: 0 for
+        texts of fewer than WORTH characters, and where this tokenizer allows no bound (see `flare.text.fewest`)."""
+        if len(text) < WORTH or self._fewest is None:
+            return 0
+        return self._fewest.tokens(text, mark)
+
+    @cached_property
+    def _fewest(self) -> Fewest | None:
+        return measure(self._base, self._added.values(), _BYTE_OF_CHAR)
 
     @cached_property
     def controls(self) -> Controls:

@@ -90,13 +90,18 @@ def test_tokenizers_of_every_kind(make: Any, word: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "definition", "said"),
     [
-        ("lark", "start: nosuch", "f: cannot be compiled as a Lark grammar at line 1, column 8; "),
+        ("lark", "start: nosuch", "f: cannot be compiled as a Lark grammar at line 1, column 8: a name that "),
         ("lark", 'other: "a"', "f: cannot be compiled as a Lark grammar"),
         ("lark", 'start: x\nx: %json {"type": "object"}', "f: %json is not supported in grammars; "),
         ("lark", "start: A\nA: " + " & ".join(f"/a.*b{i}/" for i in range(30)), "f: more than 4 intersections (&)"),
         ("lark", 'start: "' + "&" * 17 + '"', "f: more than 4 intersections (&) or 16 signs of it; "),
-        ("regex", "([", "f: cannot be compiled as a regular expression; "),
-        ("regex", r"(a)\1", "f: cannot be compiled as a regular expression; "),
+        ("regex", "([", "f: cannot be compiled as a regular expression at character 2: a class that is not closed; "),
+        ("regex", r"(a)\1", "f: cannot be compiled as a regular expression at character 4: a reference to a group, "),
+        (
+            "regex",
+            "ab\\",
+            "f: cannot be compiled as a regular expression at character 3: an escape that ends too soon; ",
+        ),
         (
             "regex",
             "a" * (MAX_DEFINITION + 1),
@@ -209,6 +214,24 @@ def test_tables_are_made_once_by_threads_at_the_same_time() -> None:
         thread.join()
     assert len(found) == 4 and all(tables is found[0] for tables in found)
     assert {"unstopped", "breaks", "_by_text", "_ordered"} <= vars(vocabulary).keys(), "no mask has to make them"
+
+
+def test_tables_give_every_token_by_its_text() -> None:
+    """Those of several tokens with one text too, and in the order of texts; against a search through all of them."""
+    base = samples.byte_level()
+    tokenizer = Tokenizer(base)
+    stop = base.token_to_id("</s>")
+    spelled = frozenset((base.token_to_id("[INST]"),))
+    vocabulary = Vocabulary(tokenizer, base.get_vocab_size() + 3, [stop], spelled)
+    texts = {token: vocabulary.text(token) for token in range(vocabulary.size)}
+    doubled = [text for text in texts.values() if text and list(texts.values()).count(text) > 1]
+    assert doubled, "runs of spaces are added tokens and the model's own"
+    for text in {*texts.values(), b"[INST]", b"th", b"\xf0", b"  "}:
+        starts = [token for token, whole in texts.items() if whole and text.startswith(whole)]
+        assert sorted(vocabulary.leading(text)) == starts
+        goes_on = sorted((whole, token) for token, whole in texts.items() if whole.startswith(text) and whole != text)
+        assert list(vocabulary.beyond(text)) == [token for _, token in goes_on]
+    assert sorted(vocabulary.breaks) == [token for token, whole in texts.items() if whole and set(whole) == {10}]
 
 
 def test_a_model_without_an_end_has_no_answers_of_a_form() -> None:

@@ -114,6 +114,7 @@ def test_other_types_are_refused(name: str) -> None:
         ({"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs.structural_tag"),
         ({"structured_outputs": {"choice": []}}, "structured_outputs.choice"),
         ({"structured_outputs": {"choice": ["a", ""]}}, "structured_outputs.choice"),
+        ({"structured_outputs": {"choice": ["-" * 70_000]}}, "structured_outputs.choice"),
         ({"structured_outputs": {"regex": ""}}, "structured_outputs.regex"),
         ({"structured_outputs": {"json": 0}}, "structured_outputs.json"),
         ({"structured_outputs": {"json": False}}, "structured_outputs.json"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import unicodedata
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -46,6 +47,35 @@ def random_texts(seed: int, count: int = TEXTS) -> Iterator[str]:
             parts.append("".join(chr(code) for code in run if not 0xD800 <= code < 0xE000))
             parts.append(draw.choice(words) if draw.random() < 0.3 else "")
         yield "".join(parts)
+
+
+REPEATED = [
+    *samples.SPELLINGS,
+    " ",
+    "\n",
+    "\t",
+    "\u00a0",
+    "\u3000",
+    "\u2028",
+    "-",
+    "e\u0301",
+    "U\u0308\u0304",
+    "\u212a",
+    "\u03b1\u0313\u0300\u0345",
+    "\u1100\u1161\u11a8",
+    "\ufb01",
+    "M",
+    "\u4f60",
+    "\u0438\u0306",
+    "\ud800",
+]
+
+
+def repeated_texts(seed: int, count: int) -> Iterator[str]:
+    """Texts in which a few parts come many times over: what long tokens are made of, and what normalising shortens."""
+    draw = random.Random(seed)
+    for _ in range(count):
+        yield "".join(draw.choice(REPEATED) * draw.choice((1, 3, 17, 140)) for _ in range(draw.randint(1, 4)))
 
 
 def streamed(tokenizer: Tokenizer, ids: list[int], **options: object) -> str:
@@ -118,3 +148,55 @@ def test_ten_thousand_texts_through_each_kind_of_tokenizer(kind: str) -> None:
 def bare(text: str) -> str:
     """A text without white space, some of which the samples' control tokens take away, and without SentencePiece's."""
     return "".join(text.replace("▁", " ").split())
+
+
+def check_fewest(tokens: Tokenizer, text: str) -> None:
+    """Checks that a text is not said to have more tokens than it has, as what it may be in a prompt."""
+    least = tokens.fewest_tokens(text)
+    assert least <= len(tokens.encode(text)), text
+    assert least <= len(tokens.encode(text, special=False)), text
+    protected = tokens.controls.protect([text.replace("\ud800", "")])
+    if protected.mark:
+        rendered = f"<s>{protected.value[0]}<|im_end|>"
+        assert tokens.fewest_tokens(rendered, protected.mark) <= len(tokens.encode_rendered(rendered, protected.mark))
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short texts are measured too."""
+    monkeypatch.setattr("flare.text.tokenizer.WORTH", 0)
+
+
+@pytest.mark.parametrize("family", oracles.TOKENIZERS)
+def test_no_text_has_fewer_tokens_than_is_said(family: str, measured: None) -> None:
+    tokenizer = oracles.wrapped(family)
+    for text in (*random_texts(11, 400), *repeated_texts(11, 80)):
+        check_fewest(tokenizer, text)
+
+
+@pytest.mark.parametrize("family", oracles.TOKENIZERS)
+def test_the_fewest_tokens_are_those_of_a_text_of_the_longest(family: str, measured: None) -> None:
+    """Of two kinds: with the most bytes, and with the most letters. Prose has some ten to thirty times as many."""
+    tokenizer = oracles.wrapped(family)
+    table = [
+        tokenizer.token_bytes(token) for token in range(tokenizer.vocab_size) if token not in tokenizer.control_ids
+    ]
+    for longest in (
+        max(table, key=len),
+        max(table, key=lambda data: sum(byte < 128 and chr(byte).isalpha() for byte in data)),
+    ):
+        text = longest.decode()
+        assert len(tokenizer.encode(text)) == 1
+        assert tokenizer.fewest_tokens(text * 50) == 50 <= len(tokenizer.encode(text * 50))
+    prose = samples.PAGE.encode("ascii", "ignore").decode() * 200
+    assert len(tokenizer.encode(prose)) / tokenizer.fewest_tokens(prose) < 32
+
+
+def test_smollm2s_vocabulary_which_lacks_bytes(smollm2_gguf: Path, measured: None) -> None:
+    from ignition.checkpoint.gguf import open_file
+
+    tokenizer = Tokenizer.load(open_file(smollm2_gguf).tokenizer_json)
+    assert not tokenizer.encode("\x04\x13")
+    for text in (*random_texts(13, 400), *repeated_texts(13, 80), "\x04" * 9999):
+        check_fewest(tokenizer, text)
+    assert tokenizer.fewest_tokens(samples.PAGE * 100) > 300
