@@ -8,10 +8,13 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import hypothesis
 import pytest
+
+from tests.support.shared import share
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
@@ -47,6 +50,12 @@ def once(tmp_path_factory: pytest.TempPathFactory, name: str, make: Callable[[Pa
         if not path.exists():
             make(path)
     return path
+
+
+@pytest.fixture(scope="session", autouse=True)
+def sharing(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Lets helpers that are no fixtures make things once, see `tests.support.shared`."""
+    share(partial(once, tmp_path_factory))
 
 
 @pytest.fixture(scope="session")

@@ -20,7 +20,7 @@ from flare.output.faults import not_json
 from flare.output.interface import Said
 from flare.output.json_objects import ObjectReader, read_call
 from flare.output.openers import CallFormat, Opener
-from flare.output.scanning import SPACE
+from flare.output.scanning import SPACE, behind_space
 
 ARGUMENTS = ("arguments", "parameters")
 IGNORED = ("id", "type")
@@ -46,6 +46,7 @@ class JsonReader:
 
     __slots__ = ("_called", "_object", "_parts", "_seen", "call", "certain")
 
+    heads: Heads
     arguments: tuple[str, ...] = ARGUMENTS
     ignored: tuple[str, ...] = IGNORED
 
@@ -73,9 +74,13 @@ class JsonReader:
         if self._object is not None:
             return self._read(self._object, data, at)
         begin = at
-        for at in range(begin, len(data)):
+        while at < len(data):
+            if data[at] in SPACE and self._gap():
+                at = behind_space(data, at)
+                continue
             said = self._takes(data[at])
             if said == "more":
+                at += 1
                 continue
             if said == "text":
                 self._parts.append(data[begin:at])
@@ -87,8 +92,12 @@ class JsonReader:
         self._parts.append(data[begin:])
         return "more", len(data)
 
+    def _gap(self) -> bool:
+        """Whether white space that comes now stands between tokens."""
+        return self._seen in self.heads.gaps
+
     def _takes(self, char: str) -> Said:
-        """Takes a character outside of objects. begun: it is the last one of a head."""
+        """Takes a character outside of objects and gaps. begun: it is the last one of a head."""
         raise NotImplementedError
 
     def _begin(self) -> None:
@@ -117,8 +126,6 @@ class HermesReader(JsonReader):
     heads = Heads([("{", '"name"', ":", '"'), ("{", '"arguments"', ":", "{"), ("{", '"arguments"', ":", '"')])
 
     def _takes(self, char: str) -> Said:
-        if char in SPACE and self._seen in self.heads.gaps:
-            return "more"
         seen = self._seen + char
         if not self.heads.may_be(seen) and not (self._called and self.closer.startswith(seen)):
             return "text"
@@ -161,8 +168,7 @@ class ArrayReader(JsonReader):
 
     def _take_end(self, data: str, at: int) -> int:
         """Takes the white space behind an object of an array, and the array's end, which no text can have; returns how far."""
-        while at < len(data) and data[at] in SPACE:
-            at += 1
+        at = behind_space(data, at)
         if data[at : at + 1] != "]":
             return at
         self._place = "end"
@@ -172,11 +178,12 @@ class ArrayReader(JsonReader):
         self._place = "between" if self._array else "end"
         return super()._read(reader, data, at)
 
+    def _gap(self) -> bool:
+        return super()._gap() if self._place == "head" else not self._seen
+
     def _takes(self, char: str) -> Said:
         if self._place == "head":
             return self._takes_head(char)
-        if char in SPACE and not self._seen:
-            return "more"
         if self._place != "end":
             return self._takes_between(char)
         assert self._closer is not None
@@ -186,8 +193,6 @@ class ArrayReader(JsonReader):
         return "done" if self._seen == self._closer else "more"
 
     def _takes_head(self, char: str) -> Said:
-        if char in SPACE and self._seen in self.heads.gaps:
-            return "more"
         self._seen += char
         self._array = self._seen[0] == "["
         return "begun" if self._seen in self.heads.whole else "more" if self.heads.may_be(self._seen) else "text"

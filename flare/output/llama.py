@@ -11,7 +11,6 @@ from flare.output.interface import Said
 from flare.output.json_calls import ARGUMENTS, Heads, JsonReader
 from flare.output.openers import CallFormat, Opener
 from flare.output.rules import LONGEST_NAME
-from flare.output.scanning import SPACE
 
 PYTHON_TAG = "<|python_tag|>"
 OPENERS = (Opener("{", in_reasoning=False, first=True), Opener(PYTHON_TAG, in_reasoning=False))
@@ -19,21 +18,22 @@ OPENERS = (Opener("{", in_reasoning=False, first=True), Opener(PYTHON_TAG, in_re
 _TYPE = ('"type"', ":", '"function"', ",")
 _BEGINS = [("{", *before, '"name"', ":", '"') for before in ((), _TYPE)]
 _NAMES = frozenset("".join(begin) for begin in _BEGINS)  # behind these comes the name, which is left out of the heads
-_HEADS = Heads(
-    (
-        (*begin, '"', ",", f'"{member}"', ":", value)
-        for begin in _BEGINS
-        for member in ARGUMENTS
-        for value in ("{", '"', "n")
-    ),
-    no_gaps=_NAMES,
-)
 
 
 class LlamaReader(JsonReader):
     """What follows one opener."""
 
     __slots__ = ("_escaped", "_length", "_separated")
+
+    heads = Heads(
+        (
+            (*begin, '"', ",", f'"{member}"', ":", value)
+            for begin in _BEGINS
+            for member in ARGUMENTS
+            for value in ("{", '"', "n")
+        ),
+        no_gaps=_NAMES,
+    )
 
     def __init__(self, opener: str) -> None:
         super().__init__(opener)
@@ -52,16 +52,14 @@ class LlamaReader(JsonReader):
             self._escaped = char == "\\" and not self._escaped
             self._length += 1
             return "more" if char >= " " and self._length <= LONGEST_NAME else "text"
-        if char in SPACE and self._seen in _HEADS.gaps:
-            return "more"
         if char == ";" and not self._separated and not self._seen:
             self._separated = True
             return "more"
         seen = self._seen + char
-        if not _HEADS.may_be(seen):
+        if not self.heads.may_be(seen):
             return "text"
         self._seen = seen
-        if seen not in _HEADS.whole:
+        if seen not in self.heads.whole:
             return "more"
         self._length, self._separated = 0, False
         return "begun"

@@ -19,7 +19,7 @@ from flare.output.json_calls import ArrayReader
 from flare.output.json_objects import ObjectReader, call_arguments, read_object
 from flare.output.openers import CallFormat, Opener
 from flare.output.rules import LONGEST_NAME
-from flare.output.scanning import SPACE
+from flare.output.scanning import SPACE, behind_space
 
 OPENER = "[TOOL_CALLS]"
 OPENERS = (Opener(OPENER),)
@@ -76,10 +76,9 @@ class MistralReader:
 
     def _read_name(self, data: str, at: int) -> tuple[Said, int]:
         begin = at
-        for at in range(begin, len(data)):
+        start = at if self._name or self._mark else behind_space(data, at)
+        for at in range(start, len(data)):
             char = data[at]
-            if char in SPACE and not (self._name or self._mark):
-                continue
             mark = self._mark + char
             if mark in (_ARGUMENTS, _ID):
                 return self._begin("arguments" if mark == _ARGUMENTS else "id", at + 1)
@@ -127,8 +126,7 @@ class MistralReader:
 
     def _read_arguments(self, data: str, at: int) -> tuple[Said, int]:
         if self._place == "arguments":
-            while at < len(data) and data[at] in SPACE:
-                at += 1
+            at = behind_space(data, at)
             if at == len(data):
                 return "more", at
             if data[at] != "{":

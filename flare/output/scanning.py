@@ -19,12 +19,20 @@ MAX_CALL_BYTES = 2 * MAX_ARGUMENTS_BYTES
 MAX_NAME_WRITTEN = 1024
 """Most characters of a name between tags, or of a tag that holds one."""
 
+_SPACES = re.compile(f"[{SPACE}]*")
 _ENTITY = re.compile(r"&(?:amp|lt|gt|quot|apos|#[0-9]{1,7}|#[xX][0-9a-fA-F]{1,6});")
 
 
 def unescaped(text: str) -> str:
     """Returns an attribute's value: entities stand for characters."""
     return _ENTITY.sub(lambda entity: html.unescape(entity[0]), text) if "&" in text else text
+
+
+def behind_space(data: str, at: int) -> int:
+    """Returns where the white space that begins at `data[at]` ends; `at` itself where none does."""
+    found = _SPACES.match(data, at)
+    assert found is not None  # no white space is a match too
+    return found.end()
 
 
 class Room:
@@ -50,11 +58,10 @@ def read_word(
     Returns the word, what has been seen of one, and the place behind it. None: undecided, all of `data` is taken. An empty
     word: another character stands at that place, behind what was seen.
     """
+    if spaced and not seen:
+        at = behind_space(data, at)
     for place in range(at, len(data)):
-        char = data[place]
-        if spaced and not seen and char in SPACE:
-            continue
-        more = seen + char
+        more = seen + data[place]
         if more in words:
             return more, "", place + 1
         if not any(word.startswith(more) for word in words):

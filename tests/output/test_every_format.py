@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from flare.conversation import MAX_ARGUMENTS_BYTES, MAX_NESTING, MAX_TOOL_NAME, Tool, Tools
 from flare.output import FORMATS
 from tests.output.feeding import Fed, feed
+from tests.output.work import lines_run
 from tests.output.writers import WRITERS, Part, Writer, decoded, dumped, offering
 
 CUT = "the model ended its answer within a tool call"
@@ -306,6 +307,17 @@ def test_the_bounds_of_arguments(format: str) -> None:
     begun = WRITERS[format].reply(("call", "f", '{"a":"#"}')).partition("#")[0]
     found = read(format, [begun, *chunks], natural=False)
     assert found.calls == [] and f"of more than {2 * MAX_ARGUMENTS_BYTES} bytes" in str(found.error)
+
+
+@every
+def test_white_space_that_comes_at_once_is_taken_at_once(format: str) -> None:
+    """Before a call, between its tokens or tags, and behind it: beyond the length of a name, more of it costs no more."""
+    options: Any = {"syntax": WRITERS[format].syntax, "tools": TOOLS}
+    text = WRITERS[format].reply(A)
+    lines_run([text], **options)  # what is made once is made
+    for at in (place for place, char in enumerate(text) if char in "{<[]>}"):
+        few, many = (lines_run([text[:at], " " * count, text[at:]], **options) for count in (2_000, 20_000))
+        assert many <= few + 100, (text[:at], few, many)
 
 
 @every

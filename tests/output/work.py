@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from types import FrameType
 from typing import Any
 
@@ -12,8 +13,8 @@ from tests.output.feeding import feed
 HOME = str(flare.output.__path__[0])
 
 
-def lines_run(text: str, **options: Any) -> int:
-    """Returns how many lines of flare/output run while a text is fed by characters."""
+def lines_run(pieces: Iterable[str], **options: Any) -> int:
+    """Returns how many lines of flare/output run while a text is fed in pieces; one that is no list, by characters."""
     count = 0
 
     def trace(frame: FrameType, event: str, argument: Any) -> Any:
@@ -26,7 +27,7 @@ def lines_run(text: str, **options: Any) -> int:
     before = sys.gettrace()
     sys.settrace(trace)
     try:
-        feed(list(text), natural=False, **options)
+        feed(list(pieces), natural=False, **options)
     finally:
         sys.settrace(before)
     return count

@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from tests.support.forked_server import ForkedServer
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 START_S = 60.0
 IDLE_S = 15.0
@@ -89,25 +91,15 @@ def scripted(
         "settings": json.dumps(settings or {}),
         "model": json.dumps(model or {}),
     }
-    command = [sys.executable, "-m", "tests.support.scripted_server"]
-    command += [f"--{name}={value}" for name, value in options.items()]
     log = folder / "log.txt"
-    with (
-        log.open("w") as errors,
-        subprocess.Popen(
-            command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True
-        ) as server,
-    ):
-        assert server.stdin is not None and server.stdout is not None
-        try:
-            url = server.stdout.readline().strip()
-            assert url, log.read_text()
-            process = Process(url, log, files["prompts"], key=(settings or {}).get("api_key", ""))
-            yield process
-            process.idle()
-        finally:
-            server.stdin.close()
-            assert server.wait(30) == 0, log.read_text()
+    server = ForkedServer([f"--{name}={value}" for name, value in options.items()], log)
+    try:
+        assert server.url, log.read_text()
+        process = Process(server.url, log, files["prompts"], key=(settings or {}).get("api_key", ""))
+        yield process
+        process.idle()
+    finally:
+        assert server.stop() == 0, log.read_text()
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import tempfile
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -13,14 +12,10 @@ from flare.core.manifest import Limits
 from flare.replay.cpu import CpuArg, CpuNode, CpuProgram, CpuReplay, best_isa
 from ignition.targets.cpu.compile import compile_libraries
 from ignition.targets.cpu.source import headers
+from tests.support.shared import shared
 
 SOURCE = Path(__file__).parent / "fake_kernels.cc"
 ISAS = ("x86-64-v4", "x86-64-v3", "generic")
-
-
-@cache
-def _folder() -> tempfile.TemporaryDirectory[str]:
-    return tempfile.TemporaryDirectory(prefix="fake-kernels-")
 
 
 def fake_library(isa: str = "") -> Path:
@@ -31,9 +26,13 @@ def fake_library(isa: str = "") -> Path:
 @cache
 def _compiled(isa: str) -> Path:
     source = SOURCE.read_text().replace("FAKE_ISA", f'"{isa}"')
-    path = Path(_folder().name) / f"{isa}.so"
-    path.write_bytes(compile_libraries({isa: source}, headers())[isa].data)
-    return path
+
+    def compile(folder: Path) -> None:
+        library = compile_libraries({isa: source}, headers())[isa]
+        folder.mkdir()
+        (folder / f"{isa}.so").write_bytes(library.data)
+
+    return shared(f"fake-kernels-{isa}", compile) / f"{isa}.so"
 
 
 def node(kernel: str, phase: int, *args: CpuArg) -> CpuNode:

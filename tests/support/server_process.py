@@ -6,14 +6,13 @@ import http.client
 import json
 import re
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[2]
+from tests.support.forked_server import ForkedServer
+
 VERSION = {"anthropic-version": "2023-06-01"}
 
 
@@ -21,10 +20,8 @@ class ServerProcess:
     """`tests.support.scripted_server` with these options; `port` is where it listens."""
 
     def __init__(self, *options: str) -> None:
-        command = [sys.executable, "-m", "tests.support.scripted_server", *options]
-        self._process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        assert self._process.stdout is not None
-        self.port = int(self._process.stdout.readline().rpartition(":")[2])
+        self._process = ForkedServer(options)
+        self.port = int(self._process.url.rpartition(":")[2])
 
     def _memory(self, name: str) -> int:
         found = re.search(rf"{name}:\s+(\d+) kB", Path(f"/proc/{self._process.pid}/status").read_text())
@@ -79,5 +76,4 @@ class ServerProcess:
             time.sleep(0.02)
 
     def close(self) -> None:
-        self._process.communicate()
-        assert self._process.returncode == 0
+        assert self._process.stop() == 0
