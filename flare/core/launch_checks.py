@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import NoReturn
 
-from flare.core.cuda_graph import Bucket, CudaGraphs, FillNode, KernelNode, Pointer, Scalar, TensorMap
+from flare.core.cuda_graph import Bucket, CudaGraphs, FillNode, KernelNode, Pointer, Scalar
 from flare.core.manifest import Limits
 from flare.errors import CoreError
 
@@ -72,6 +73,47 @@ def _refuse_places(bucket: Bucket, places: _Places, first: _Places, where: str, 
     _refuse(f"{where}[{index}]", f"it uses {counts}")
 
 
+@dataclass(frozen=True, slots=True)
+class _Launch:
+    """One launch of a bucket of `size` tokens, or rows of a draw. same: of each argument what is the same in every bucket, an
+    offset into the arena or a number (f32); None of others."""
+
+    size: int
+    blocks: int
+    same: list[float | None]
+
+    def other_than(self, before: _Launch) -> str | None:
+        """How it is not the same launch in a larger bucket, None where it is. Blocks share the rows, so twice as many rows have
+        twice as many blocks at most."""
+        least, most = before.blocks, before.blocks * -(-self.size // before.size)
+        if not least <= self.blocks <= most:
+            return f"its grid has {self.blocks} blocks, wanted {least} to {most} by the {least} of the bucket of {before.size}"
+        if self.same != before.same:
+            pairs = zip(self.same, before.same, strict=True)
+            number, (ours, theirs) = next(each for each in enumerate(pairs) if each[1][0] != each[1][1])
+            found, wanted = ("no place in the arena" if value is None else value for value in (ours, theirs))
+            return f"argument {number}: {found}, wanted {wanted}, as in the bucket of {before.size}"
+        return None
+
+
+class _Uses:
+    """What the launches of a bucket use, and what they may be given: `counts`, and the bytes of its `logits`. named: offsets in
+    the arena with the node that names each first; shared: those that others name too, or that are `crossing` a cut."""
+
+    def __init__(self, counts: Sequence[int], logits: int, crossing: Sequence[Pointer]) -> None:
+        self.counts = counts
+        self.logits = logits
+        self.named: dict[int, int] = {}
+        self.shared = {buffer.offset for buffer in crossing if buffer.segment == "arena"}
+        self.reached = {"logits"} if any(buffer.segment == "io" for buffer in crossing) else set[str]()
+        self.counted: set[int] = set()
+        self.places: _Places = {}
+
+
+class _Wrong(Exception):
+    """What is wrong with a launch."""
+
+
 class _Launches:
     """The check of one kind of graph."""
 
@@ -82,62 +124,74 @@ class _Launches:
         self.names = [list(kernel.signature) for kernel in graphs.kernels]
         self.arrays = KERNEL_ARRAYS[kind]
         self.at = {pointer.offset: name for name, pointer in graphs.io.items() if pointer.segment == "io"}
+        self.launches: dict[tuple[int, str, int], _Launch] = {}
 
     def bucket(self, bucket: Bucket, where: str) -> _Places:
         """Checks a bucket's launches, alone and with each other. Returns the places in weights and pages that they use."""
         counts = self._counts(bucket)
         logits = self.io["logits"].bytes // self.max_rows * (bucket.rows if self.kind == "step" else self.max_rows)
-        crossing = [rows.buffer for cut in bucket.host for rows in (*cut.gives, *cut.takes)]
-        reached = {"logits"} if any(buffer.segment == "io" for buffer in crossing) else set[str]()
-        shared = {buffer.offset for buffer in crossing if buffer.segment == "arena"}
-        named: dict[int, int] = {}  # by offset in the arena, the node that names it first
-        places: _Places = {}
-        counted: set[int] = set()
+        uses = _Uses(counts, logits, [rows.buffer for cut in bucket.host for rows in (*cut.gives, *cut.takes)])
+        launched: dict[tuple[int, str], int] = {}
         for index, node in enumerate(bucket.nodes):
             if isinstance(node, FillNode) and node.target.segment == "arena":
-                named.setdefault(node.target.offset, index)
+                uses.named.setdefault(node.target.offset, index)
             if not isinstance(node, KernelNode):
                 continue
-            size = 0
-            for number, (name, arg) in enumerate(zip(self.names[node.kernel], node.args, strict=False)):
-                if isinstance(arg, Scalar):
-                    if name == _COUNT[self.kind] and arg.type == "i32":
-                        if arg.value not in counts:
-                            wanted = " or ".join(map(str, counts))
-                            what = f"argument {number} ({name}): {arg.value}, wanted {wanted} by the bucket's sizes"
-                            _refuse_node(bucket, index, where, what)
-                        counted.add(int(arg.value))
-                    continue
-                pointer, shape = (arg.base, arg.shape + arg.strides) if isinstance(arg, TensorMap) else (arg, ())
-                size += pointer.bytes
-                if pointer.segment == "io" or name in self.arrays:
-                    if (problem := self._wrong_array(name, pointer, logits)) is not None:
-                        _refuse_node(bucket, index, where, f"argument {number} ({name[:40]}): {problem}")
-                    reached.add(self.at[pointer.offset])
-                elif pointer.segment == "arena":
-                    if named.setdefault(pointer.offset, index) != index:
-                        shared.add(pointer.offset)
-                elif self.kind != "step":
-                    what = (
-                        f"argument {number} ({name[:40]}): a place in segment {pointer.segment}, which steps alone use"
-                    )
-                    _refuse_node(bucket, index, where, what)
-                else:
-                    places.setdefault((name, pointer.segment, pointer.offset, pointer.bytes, shape), index)
-            if math.prod(node.grid) > size:
-                what = f"its grid has {math.prod(node.grid)} blocks, more than its arguments have bytes, {size}"
+            try:
+                size, same = self._arguments(node, index, uses)
+            except _Wrong as problem:
+                _refuse_node(bucket, index, where, str(problem))
+            blocks = math.prod(node.grid)
+            if blocks > size:
+                what = f"its grid has {blocks} blocks, more than its arguments have bytes, {size}"
                 _refuse_node(bucket, index, where, what)
-        for offset in named.keys() - shared:
+            again = launched[node.kernel, node.label] = launched.get((node.kernel, node.label), 0) + 1
+            launch = _Launch(bucket.tokens or bucket.rows, blocks, same)
+            before = self.launches.get((node.kernel, node.label, again), launch)
+            if (what := launch.other_than(before)) is not None:
+                _refuse_node(bucket, index, where, what)
+            self.launches[node.kernel, node.label, again] = launch
+        for offset in uses.named.keys() - uses.shared:
             what = f"it alone names byte {offset} of the arena, where others would read or write what it uses"
-            _refuse_node(bucket, named[offset], where, what)
+            _refuse_node(bucket, uses.named[offset], where, what)
         for name in _RESULTS[self.kind]:
-            if name not in reached:
+            if name not in uses.reached:
                 _refuse(where, f"no kernel of it is given {name}")
-        if counted and not bucket.host and counts[0] not in counted:
-            _refuse(
-                where, f"its launches are for {min(counted)} {_COUNT[self.kind]}, wanted {counts[0]} in one of them"
-            )
-        return places
+        if uses.counted and not bucket.host and counts[0] not in uses.counted:
+            found, unit = min(uses.counted), _COUNT[self.kind]
+            _refuse(where, f"its launches are for {found} {unit}, wanted {counts[0]} in one of them")
+        return uses.places
+
+    def _arguments(self, node: KernelNode, index: int, uses: _Uses) -> tuple[int, list[float | None]]:
+        """Checks a launch's arguments, and adds what they use to the bucket's. Returns their bytes, and of each what is the
+        same in every bucket. Raises _Wrong."""
+        arrays, size, same = self.arrays, 0, list[float | None]()
+        for number, (name, arg) in enumerate(zip(self.names[node.kernel], node.args, strict=False)):
+            if isinstance(arg, Scalar):
+                same.append(arg.value if arg.type == "f32" else None)
+                if name == _COUNT[self.kind] and arg.type == "i32":
+                    if arg.value not in uses.counts:
+                        wanted = " or ".join(map(str, uses.counts))
+                        raise _Wrong(f"argument {number} ({name}): {arg.value}, wanted {wanted} by the bucket's sizes")
+                    uses.counted.add(int(arg.value))
+                continue
+            pointer, shape = (arg, ()) if isinstance(arg, Pointer) else (arg.base, arg.shape + arg.strides)
+            segment, offset = pointer.segment, pointer.offset
+            size += pointer.bytes
+            same.append(offset if segment == "arena" else None)
+            if segment == "io" or name in arrays:
+                if (problem := self._wrong_array(name, pointer, uses.logits)) is not None:
+                    raise _Wrong(f"argument {number} ({name[:40]}): {problem}")
+                uses.reached.add(self.at[offset])
+            elif segment == "arena":
+                if uses.named.setdefault(offset, index) != index:
+                    uses.shared.add(offset)
+            elif self.kind != "step":
+                what = f"a place in segment {segment}, which steps alone use"
+                raise _Wrong(f"argument {number} ({name[:40]}): {what}")
+            else:
+                uses.places.setdefault((name, segment, offset, pointer.bytes, shape), index)
+        return size, same
 
     def end(self, bucket: Bucket, where: str) -> None:
         """Checks that the last node of a step or score, or of its last piece, comes behind all others: what no node waits for

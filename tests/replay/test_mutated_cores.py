@@ -26,9 +26,7 @@ from tests.support.forged_cores import forge, sign
 from tests.support.mutations import Place, at, mutations, places, put
 
 MANIFEST, GRAPHS = "core.json", "graphs/cuda-sm_90a.msgpack"
-UNTOLD = frozenset(
-    "label source constants signature promotion shared programmatic grid kernel value args boxes kind".split()
-)
+UNTOLD = frozenset("label source constants signature promotion shared programmatic grid kernel boxes kind".split())
 """Fields of a graph file that a check may let pass whatever they are: labels, and what only a kernel's code could tell."""
 
 
@@ -85,9 +83,9 @@ def mutate(tree: Any, draw: Draw) -> tuple[Place, Any]:
 
 def may_pass(graphs: Any, place: Place) -> bool:
     """Whether a change at this place of a graph file may go unnoticed."""
-    if UNTOLD.intersection(place[1:]) - {"args"} or place[-2:-1] == ("args",):
+    if UNTOLD.intersection(place[1:]):
         return True
-    if place[-1] in ("offset", "bytes"):  # nothing says how much a kernel uses of its memory
+    if place[-1] == "bytes":  # nothing says how much a kernel uses of its memory
         return at(graphs, place[:-1])["segment"] == "arena"
     return place[0] in ("step", "sample", "score") and len(place) == 2  # other buckets do a missing one's work
 
