@@ -10,7 +10,7 @@ from flare.config import RuntimeSettings
 from flare.errors import CoreError
 from flare.output import OutputSyntax, require
 from flare.served import ServedModel, with_temperature
-from flare.tables import check_defaults, check_facts, checked_ranges
+from flare.tables import check_tables, checked_ranges
 from flare.thinking import NO_THINKING
 from flare.thinking_budget import check_default
 
@@ -77,8 +77,7 @@ def served_model(
     """
     manifest = core.manifest
     limits, sampling, facts = manifest.limits, manifest.sampling, manifest.template.facts
-    check_defaults(sampling.defaults)
-    check_facts(facts, manifest.model.vocabulary)
+    check_tables(manifest)
     output = output_syntax(facts)
     require(output)
     check_default(settings.thinking_token_budget, output)

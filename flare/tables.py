@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
+from flare.core.manifest import Manifest
 from flare.core.sampling import NEUTRAL, VALID, WHOLE
 from flare.errors import CoreError
 from flare.output import FORMATS
@@ -34,6 +35,15 @@ THINKING = {
 
 OUTPUT = ("tools", "reasoning", "open_token", "close_token", "spelled")
 """What the output table may have: how the model marks calls and reasoning."""
+
+
+def check_tables(manifest: Manifest) -> None:
+    """Checks all open tables of a manifest. Raises CoreError naming the first field that no request could be served with."""
+    sampling = manifest.sampling
+    check_defaults(sampling.defaults)
+    check_facts(manifest.template.facts, manifest.model.vocabulary)
+    if sampling.ranges != "open":
+        checked_ranges(sampling.ranges, sampling.defaults)
 
 
 def check_defaults(defaults: Mapping[str, Any]) -> None:

@@ -165,6 +165,8 @@ def configure(checkpoint: Checkpoint, named: recipes.Found | None, options: Opti
         raise InputError(
             f"{checkpoint.source}: model_type is {model_type!r}, recipe {recipe.name} takes {', '.join(recipe.model_types)}"
         )
+    if not checkpoint.name.isprintable():
+        raise InputError(f"{checkpoint.name!r}: a core's name must be printable; rename the checkpoint")
     model = recipe.configure(checkpoint.config)
     context = min(model.max_context, options.max_context or model.max_context)
     if options.max_context is not None and options.max_context > model.max_context:

@@ -24,6 +24,7 @@ from flare.core.manifest import CpuTarget, CudaTarget, KernelLibrary, Manifest
 from flare.core.oracle import read_oracle
 from flare.errors import CoreError, FlareError, InputError
 from flare.replay.program import cpu_target
+from flare.tables import check_tables
 from ignition.inspect import by_part
 
 
@@ -134,6 +135,7 @@ def validate_core(path: Path, *, numerics: bool = False) -> Result:
     def structure() -> str:
         named.append(read_manifest(path)[0])
         core = open_core(path)
+        check_tables(core.manifest)
         opened.append(core)
         return f"{len(core.manifest.files)} files, sizes, modes and hashes agree with the manifest"
 

@@ -210,6 +210,14 @@ def test_bad_input_is_one_line_and_exit_code_2(
     check_one_line(capfd.readouterr().err, named, tmp_path / "core")
 
 
+def test_a_name_of_two_lines_is_refused_before_anything_is_made(checkpoint: Path, tmp_path: Path) -> None:
+    source = Path(shutil.copytree(checkpoint, tmp_path / "two\nlines"))
+    with pytest.raises(InputError) as caught:
+        export_core(str(source), tmp_path / "core", FAST)
+    assert str(caught.value) == r"'two\nlines': a core's name must be printable; rename the checkpoint"
+    assert not (tmp_path / "core").exists()
+
+
 def test_a_process_says_one_line_too(checkpoint: Path, tmp_path: Path) -> None:
     """Nor do torch, transformers and Python itself say anything on the way to the last stage that reads the checkpoint."""
     source = Path(shutil.copytree(checkpoint, tmp_path / "checkpoint"))

@@ -284,6 +284,22 @@ def test_a_cuda_target_has_a_row_for_each_architecture(core: Path, cubins: Path)
     assert found.pop("cuda sm_90a") == "failed" and set(found.values()) == {"passed"}
 
 
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        (lambda m: m["sampling"]["defaults"].update(top_k=-5), "sampling.defaults.top_k is '-5', wanted -1 to 2147483647"),
+        (lambda m: m["sampling"].update(ranges={"top_p": [1]}), "sampling.ranges.top_p is '[1]', wanted [least, most] or null"),
+        (lambda m: m["template"]["facts"]["special_tokens"].update(x=1), "template.facts.special_tokens is "),
+    ],
+)  # fmt: skip
+def test_tables_that_no_server_would_take(core: Path, change: Any, field: str) -> None:
+    """What a start refuses, `validate` refuses before."""
+    forge_manifest(core, change)
+    found = validate_core(core).checks
+    assert found[0].status == "failed" and found[0].detail.startswith(f"core.json: {field}")
+    assert {check.status for check in found[1:]} == {"not_run"}
+
+
 def test_a_core_for_cuda_alone(core: Path, cubins: Path, tmp_path: Path) -> None:
     """What needs the cpu target is left out; the oracle is read, and its replay is a check that was not run."""
     add_cuda_target(core, cubins, "sm_100a", "sm_90a")

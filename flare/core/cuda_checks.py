@@ -27,6 +27,7 @@ from flare.core.cuda_graph import (
     io_arrays,
 )
 from flare.core.host_checks import check_cuts, check_host_graph, cut_begins
+from flare.core.launch_checks import check_launches
 from flare.core.manifest import CudaTarget, Manifest
 from flare.core.tensor_maps import MapType, wrong_boxes
 from flare.errors import CoreError
@@ -155,8 +156,10 @@ class _Check:
         most = min(self.limits.max_step_tokens, self.limits.max_rows)
         check_cuts(self.graphs.step, self.host, self.graphs.io["logits"], self._outside, self.where)
         self._buckets("step", self.graphs.step, [bucket.tokens for bucket in self.graphs.step], "tokens", most)
+        check_launches("step", self.graphs.step, self.graphs, self.limits, self.where)
         for kind, buckets in (("sample", self.graphs.sample), ("score", self.graphs.score)):
             self._buckets(kind, buckets, [bucket.rows for bucket in buckets], "rows", self.limits.max_rows)
+            check_launches(kind, buckets, self.graphs, self.limits, self.where)
 
     def _kernel(
         self, kernel: Kernel, where: str, cubins: Mapping[str, bytes], read: dict[str, Cubin]
@@ -244,6 +247,10 @@ class _Check:
                     self.where, f"io: {name} begins at byte {pointer.offset}, another array ends at {ends[segment]}"
                 )
             ends[segment] = pointer.offset + size
+        for segment, end in ends.items():
+            if self.sizes[segment] != -(-end // 64) * 64:
+                what = f"io: arrays of {segment} end at byte {end}, the manifest has {self.sizes[segment]} bytes of it"
+                _refuse(self.where, f"{what}, wanted the next multiple of 64")
 
     def _outside(self, pointer: Pointer) -> str | None:
         """What is wrong with where a pointer leads, or None."""

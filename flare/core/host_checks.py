@@ -95,7 +95,8 @@ def _wrong_rows(rows: HostRows, bucket: Bucket, logits: Pointer) -> str | None:
 
 def check_host_graph(graph: Graph, graphs: CudaGraphs, manifest: Manifest, where: str) -> None:
     """Checks the host part's graph against the cuts of the checked graphs of the file `where`: a node for each piece, in order,
-    each in a later phase, whose tensors are what the cuts take and give. No node of its phase uses what it gives.
+    each in a later phase, whose tensors are what the cuts take and give. No node of its phase uses what it gives, and no phase
+    lacks nodes.
 
     Raises CoreError naming the host part's file, the node, the value and what it may be.
     """
@@ -117,6 +118,12 @@ def check_host_graph(graph: Graph, graphs: CudaGraphs, manifest: Manifest, where
             _refuse(f"{file}: node {index} ({node.label[:60]!r})", f"it is in phase {node.phase}, {wanted}")
         phase = node.phase
     _check_beside(graph, {node.phase: _results(node) for _, node in nodes}, file)
+    phase = 0
+    for index, node in enumerate(graph.nodes):
+        if node.phase not in (phase, phase + 1):
+            wanted = f"wanted {phase} or {phase + 1}, by the node before"
+            _refuse(f"{file}: node {index} ({node.label[:60]!r})", f"it is in phase {node.phase}, {wanted}")
+        phase = node.phase
 
 
 _Results = tuple[list[int], list[int]]

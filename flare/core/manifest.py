@@ -25,6 +25,12 @@ MAX_EXPLICIT_IDS = 128
 """Most tokens that a request may name to have their log probabilities."""
 
 
+MAX_ID = 512
+"""Most characters of a core's name."""
+
+_FORMATS = frozenset({"f32", "bf16", "f16", "q8", "q4"})
+
+
 class Struct(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """Base of the manifest's parts."""
 
@@ -267,7 +273,7 @@ def decode_manifest(data: bytes, name: str = MANIFEST_FILE) -> Manifest:
         raise CoreError(f"{name}: not a core's manifest ({_first_line(error)}); export the core again") from None
     if version != FORMAT_VERSION or isinstance(version, bool):
         raise CoreError(
-            f"{name}: format version {version!r}, this program reads {FORMAT_VERSION}; export the core again"
+            f"{name}: format version {_shown(version)}, this program reads {FORMAT_VERSION}; export the core again"
         )
     try:
         manifest = msgspec.json.decode(data, type=Manifest)
@@ -275,6 +281,12 @@ def decode_manifest(data: bytes, name: str = MANIFEST_FILE) -> Manifest:
         raise CoreError(f"{name}: {_first_line(error)}; export the core again") from None
     _check(manifest, name)
     return manifest
+
+
+def _shown(value: object) -> str:
+    """A value of a manifest as errors have it: in one line, of some length at most."""
+    text = repr(value)
+    return text if len(text) <= 200 else f"{text[:200]}…"
 
 
 def _first_line(error: Exception) -> str:
@@ -285,7 +297,7 @@ def _check(manifest: Manifest, name: str) -> None:
     """Checks what types alone cannot say: ranges and references between fields."""
 
     def refuse(field: str, value: object, wanted: str) -> NoReturn:
-        raise CoreError(f"{name}: {field} is {value!r}, wanted {wanted}; export the core again")
+        raise CoreError(f"{name}: {field[:200]} is {_shown(value)}, wanted {wanted}; export the core again")
 
     limits = manifest.limits
     for field in limits.__struct_fields__:
@@ -305,6 +317,12 @@ def _check(manifest: Manifest, name: str) -> None:
         refuse("logprobs.prompt", logprobs.prompt, "false with logprobs.alternatives 0")
     if not 1 <= manifest.model.vocabulary < 2**31:
         refuse("model.vocabulary", manifest.model.vocabulary, "1 to 2^31 - 1")
+    if not 1 <= len(manifest.model.id) <= MAX_ID or not manifest.model.id.isprintable():
+        refuse("model.id", manifest.model.id, f"1 to {MAX_ID} printable characters")
+    for field in ("layers", "parameters", "hidden_size"):
+        value = getattr(manifest.model, field)
+        if value is not None and not 0 <= value < 2**48:
+            refuse(f"model.{field}", value, "0 to 2^48 - 1")
     kinds = ["cpu" if isinstance(target, CpuTarget) else "cuda" for target in manifest.targets]
     if kinds not in (["cpu"], ["cuda"], ["cpu", "cuda"]):
         refuse("targets", kinds[:3], "cpu, cuda, or both in that order")
@@ -367,10 +385,20 @@ def _check_target(
         value = getattr(segments, field)
         if not 0 <= value < 2**48:
             refuse(f"{where}.segments.{field}", value, "0 to 2^48 - 1")
+    if not segments.kv_page_bytes or segments.kv_page_bytes % 64:
+        refuse(f"{where}.segments.kv_page_bytes", segments.kv_page_bytes, "a positive multiple of 64")
     if segments.weights_offset % 4096:
         refuse(f"{where}.segments.weights_offset", segments.weights_offset, "a multiple of 4096")
     if segments.io_bytes < manifest.limits.max_rows * manifest.model.vocabulary * 4:
         refuse(f"{where}.segments.io_bytes", segments.io_bytes, "room for max_rows rows of logits")
+    known = _FORMATS | ({"fp8"} if isinstance(target, CudaTarget) else set())
+    formats = target.weights.formats
+    if unknown := sorted(formats.keys() - known):
+        refuse(f"{where}.weights.formats", unknown[0], f"only {', '.join(sorted(known))}")
+    if min(formats.values(), default=0) < 0 or sum(formats.values()) > segments.weights_bytes:
+        refuse(f"{where}.weights.formats", formats, f"bytes of the {segments.weights_bytes} of the weights")
+    if not 0 <= target.weights.decode_weight_bytes < 2**48:
+        refuse(f"{where}.weights.decode_weight_bytes", target.weights.decode_weight_bytes, "0 to 2^48 - 1")
     if isinstance(target, CpuTarget):
         if "step" not in target.graphs:
             refuse(f"{where}.graphs", sorted(target.graphs), "a graph named 'step'")
@@ -380,7 +408,5 @@ def _check_target(
     files = list(target.architectures.values())
     if not files or len(set(files)) != len(files):
         refuse(f"{where}.architectures", target.architectures, "at least one, each with a file of its own")
-    if segments.kv_page_bytes % 64:
-        refuse(f"{where}.segments.kv_page_bytes", segments.kv_page_bytes, "a multiple of 64")
     if kv_format != target.compute_dtype:
         refuse(f"{where}.weights.kv_format", kv_format, f"{target.compute_dtype}, the compute_dtype")

@@ -1,7 +1,7 @@
 """Tensor maps as kernels declare them and nodes give them, and whether the driver would make them.
 
 A kernel's signature says "tensordesc<bf16[64,128]>": the element and the block that its code asks for at once. The compiler
-cuts a block into boxes, so that a box's row fits the span that swizzling works in, and the map must have exactly those boxes.
+cuts a block into boxes, whose rows are the span that swizzling works in, and the map must have exactly those boxes.
 What a map may be is said by the driver's header, at cuTensorMapEncodeTiled.
 """
 
@@ -57,20 +57,24 @@ class MapType:
             return f"has elements of {self.element}, wanted {' or '.join(ELEMENT_BYTES)}"
         if len(self.block) > MAX_RANK:
             return f"has {len(self.block)} dimensions, wanted at most {MAX_RANK}"
+        if any(size < 1 or size & (size - 1) for size in self.block):
+            return f"has a block of {' x '.join(map(str, self.block))}, wanted powers of two"
         return None
 
     def wrong_box(self, box: Box) -> str | None:
         """What is wrong with the box that the kernel copies, or None."""
         if len(box.shape) != len(self.block):
             return f"a box of {len(box.shape)} dimensions, its signature has {len(self.block)}"
-        for size, whole in zip(box.shape, self.block, strict=True):
-            if not 1 <= size <= min(whole, MAX_BOX) or whole % size:
-                return f"a box of {size} elements in a dimension of {whole}, wanted a part of it up to {MAX_BOX}"
-        row = box.shape[-1] * ELEMENT_BYTES[self.element]
-        if row % 16:
-            return f"a box with rows of {row} bytes, wanted a multiple of 16"
-        if box.swizzle and row > box.swizzle:
-            return f"a box with rows of {row} bytes, wanted at most the {box.swizzle} of its swizzle"
+        *outer, last = self.block
+        width = ELEMENT_BYTES[self.element]
+        if box.swizzle > last * width:
+            return f"a swizzle of {box.swizzle} bytes, its signature has rows of {last * width}"
+        wanted = [*outer, box.swizzle // width or last]
+        for size, whole, part in zip(box.shape, self.block, wanted, strict=True):
+            if size != min(part, MAX_BOX):
+                return f"a box of {size} elements in a dimension of {whole}, wanted {min(part, MAX_BOX)}"
+        if last * width < 16:
+            return f"a box with rows of {last * width} bytes, wanted at least 16"
         return None
 
     def wrong_tensor(self, tensor: TensorMap) -> str | None:
@@ -92,8 +96,8 @@ class MapType:
             gaps |= stride != below
             below = size * stride
             extent += (size - 1) * stride
-        if extent > tensor.base.bytes:
-            return f"a tensor of {extent} bytes in {tensor.base.bytes}"
+        if extent != tensor.base.bytes:
+            return f"a tensor of {extent} bytes in {tensor.base.bytes}, wanted as many"
         if gaps and extent < LEAST_WITH_GAPS:
             return f"a tensor of {extent} bytes with gaps, wanted none or at least {LEAST_WITH_GAPS}"
         return None

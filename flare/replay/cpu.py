@@ -312,12 +312,14 @@ class CpuReplay(StepArrays):
 
     def _open(self, program: CpuProgram, limits: ReplayLimits, threads: int, huge_pages: bool) -> None:
         nodes = (NodeStruct * len(program.nodes))()
-        for target, node in zip(nodes, program.nodes, strict=True):
+        for index, (target, node) in enumerate(zip(nodes, program.nodes, strict=True)):
+            if not node.kernel.isprintable():
+                raise CoreError(f"node {index}: {node.kernel[:80]!r} is no name of a kernel; export the core again")
             args = (ArgStruct * len(node.args))(*(_arg(a) for a in node.args))
             target.kernel = (INTERPRETED if node.kernel in CALLED else node.kernel).encode()
             target.args = args  # the structure keeps the array alive
             target.nargs = len(node.args)
-            target.phase = node.phase
+            target.phase = _bounded(f"node {index}: phase", node.phase, 31)
         for name, value in [("threads", threads), ("kv_pages", limits.kv_pages)]:
             if not 1 <= value < 1 << 31:
                 raise InputError(f"{name} {value}: must be in [1, {(1 << 31) - 1}]")

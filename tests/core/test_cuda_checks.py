@@ -78,6 +78,18 @@ def put(number: int, value: dict[str, Any], index: int = 6) -> Change:
     return lambda g: node(g, index)["args"].__setitem__(number, value)
 
 
+def named(old: str, new: str, *values: int) -> Change:
+    """Renames a parameter of the scaling; values: what its argument 2 is then in a step's first and second bucket."""
+
+    def change(g: dict[str, Any]) -> None:
+        g["kernels"][0]["signature"] = {new if k == old else k: v for k, v in g["kernels"][0]["signature"].items()}
+        for bucket, value in enumerate(values):
+            arg_of = g["step"][bucket]["nodes"][6]["args"]
+            arg_of[2] = scalar("i32", value)
+
+    return change
+
+
 def swap(g: dict[str, Any], kind: str) -> None:
     g[kind][0], g[kind][1] = g[kind][1], g[kind][0]
 
@@ -148,10 +160,10 @@ DEFECTS: list[tuple[Change, str]] = [
     (lambda g: node(g, 6).update(after=[{"node": 2}]), f"{SCALE}: it waits for no copy of rows from the host"),
     (lambda g: node(g, 5).update(after=[{"node": 4}]), f"{DOT}: it waits for no copy of positions from the host"),
     (lambda g: node(g, 1).update(after=[]), f"{DOT}: it waits for no copy of tokens from the host"),
-    (lambda g: node(g, 1, "sample").update(after=[]), "sample[1] node 0 ('scale'): the copy of logprobs to the host does not"),
-    (lambda g: node(g, 2, "sample").update(after=[]), "sample[1] node 0 ('scale'): the copy of logprobs to the host does not"),
+    (lambda g: node(g, 1, "sample").update(after=[]), "sample[1] node 0 ('draw'): the copy of logprobs to the host does not"),
+    (lambda g: node(g, 2, "sample").update(after=[]), "sample[1] node 0 ('draw'): the copy of logprobs to the host does not"),
     (lambda g: node(g, 1, "sample", 0).update(after=[]) or node(g, 2, "sample", 0).update(after=[{"node": 0}]),
-     "sample[0] node 0 ('scale'): the copy of sampled to the host does not wait for it"),
+     "sample[0] node 0 ('draw'): the copy of sampled to the host does not wait for it"),
     (lambda g: g["sample"][1]["nodes"].insert(1, node(g, 4) | {"after": []}) or [
         node(g, n, "sample").update(after=[{"node": e}]) for n, e in ((2, 0), (3, 2))],
      "sample[1] node 1 ('clear'): the copy of logprobs to the host does not wait for it"),
@@ -164,7 +176,7 @@ DEFECTS: list[tuple[Change, str]] = [
     (lambda g: node(g, 1)["target"].update(offset=2**40), "target: bytes 1099511627776..1099511627792 of segment io"),
     (lambda g: node(g, 1)["source"].update(offset=8), "source: byte 8 of segment host, wanted a multiple of 16"),
     (lambda g: node(g, 1)["source"].update(segment="io"), "it copies bytes 64.. to 64.., which overlap"),
-    (lambda g: node(g, 4)["target"].update(bytes=2**20), f"{FILL}: target: bytes 16384..1064960 of segment arena"),
+    (lambda g: node(g, 4)["target"].update(bytes=2**20), f"{FILL}: target: bytes 0..1048576 of segment arena"),
     (lambda g: node(g, 4)["target"].update(segment="weights", offset=0), f"{FILL}: it fills segment weights, wanted"),
     (lambda g: node(g, 4).update(value=256), f"{FILL}: its value is 256, wanted 0 to 255"),
     (lambda g: node(g, 4).update(value=-1), f"{FILL}: its value is -1"),
@@ -187,6 +199,44 @@ DEFECTS: list[tuple[Change, str]] = [
     (lambda g: g["sample"].pop(), "sample: its buckets hold [1] rows, wanted ascending ones up to 2"),
     (lambda g: g["sample"][0].update(tokens=1), "sample[0]: it holds 1 tokens, wanted none"),
     (lambda g: g["score"].clear(), "score: its buckets hold [] rows, wanted ascending ones up to 2"),
+    # launches of a bucket and of all buckets
+    (put(1, pointer("io", 320, 256)), f"{SCALE}: argument 1 (y): 256 bytes of logits, wanted 320"),
+    (put(1, pointer("io", 384, 64)), "argument 1 (y): byte 384 of segment io, wanted the place of one of logits, page_table"),
+    (lambda g: put(1, g["io"]["history"])(g), "argument 1 (y): the place of history, wanted one of logits, page_table"),
+    (lambda g: put(1, g["io"]["slots"])(g), "step[1]: no kernel of it is given logits"),
+    (named("x", "positions"),
+     "step[0] node 6 ('scale'): argument 0 (positions): byte 0 of segment arena, wanted the place of positions"),
+    (named("y", "rows"), "step[0] node 6 ('scale'): argument 1 (rows): the place of logits, wanted that of rows"),
+    (named("n", "tokens", 1, 2), "step[1]: its launches are for 2 tokens, wanted 4 in one of them"),
+    (named("n", "tokens", 1, 3), f"{SCALE}: argument 2 (tokens): 3, wanted 4 or 2 by the bucket's sizes"),
+    (lambda g: g["score"][0]["nodes"].clear(), "score[0]: no kernel of it is given logprobs"),
+    (lambda g: node(g, 0, "sample")["args"].__setitem__(1, g["io"]["params"]), "sample[1]: no kernel of it is given sampled"),
+    (lambda g: node(g, 0, "sample")["args"].__setitem__(1, g["io"]["tokens"]),
+     "sample[1] node 0 ('draw'): argument 1 (b): the place of tokens, wanted one of explicit_ids, history, logits, logprobs"),
+    (lambda g: node(g, 0, "sample")["args"].__setitem__(1, pointer("weights", 0, 64)),
+     "sample[1] node 0 ('draw'): argument 1 (b): a place in segment weights, which steps alone use"),
+    (lambda g: node(g, 6).update(grid=[4096, 1, 1]),
+     f"{SCALE}: its grid has 4096 blocks, more than its arguments have bytes, 640"),
+    (lambda g: node(g, 6).update(grid=[65535, 65535, 1]), f"{SCALE}: its grid has 4294836225 blocks"),
+    (lambda g: node(g, 6).update(grid=[5, 1, 1]), f"{SCALE}: its grid has 5 blocks, wanted 1 to 4 by the 1 of the bucket of 1"),
+    (lambda g: node(g, 6, bucket=0).update(grid=[2, 1, 1]),
+     f"{SCALE}: its grid has 1 blocks, wanted 2 to 8 by the 2 of the bucket of 1"),
+    (put(0, pointer("arena", 64, 320)), f"{SCALE}: argument 0: 64, wanted 0, as in the bucket of 1"),
+    (put(0, pointer("weights", 64, 320)), f"{SCALE}: argument 0: no place in the arena, wanted 0, as in the bucket of 1"),
+    (put(3, scalar("f32", 0.25)), f"{SCALE}: argument 3: 0.25, wanted 0.5, as in the bucket of 1"),
+    (lambda g: [each["nodes"][6]["args"][0].update(offset=64) for each in g["step"]],
+     "step[0] node 6 ('scale'): it alone names byte 64 of the arena"),
+    (lambda g: node(g, 4)["target"].update(offset=128), f"{FILL}: it alone names byte 128 of the arena"),
+    (put(0, pointer("weights", 64, 8192), 5),
+     f"{DOT}: it is the first to use a, bytes 64..8256 of weights, where {WHERE}: step[0] uses a, bytes 0..8192 of weights"),
+    (put(1, pointer("kv", 64, 64), 5),
+     f"{DOT}: it is the first to use b, bytes 64..128 of kv, where {WHERE}: step[0] uses b, bytes 0"),
+    (lambda g: node(g, 6).update(label="other") or put(0, pointer("weights", 0, 64))(g),
+     f"step[1]: it uses 3 places of weights and pages, {WHERE}: step[0] uses 2"),
+    (lambda g: node(g, 6).update(after=[{"node": 3}]), f"{DOT}: no node waits for it, and node 6 ends the graph"),
+    (lambda g: node(g, 5).update(after=[{"node": 3}]), f"{FILL}: no node waits for it, and node 6 ends the graph"),
+    (lambda g: g["score"][0]["nodes"].append(node(g, 0, "score", 0)),
+     "score[0] node 0 ('scale'): no node waits for it, and node 1"),
     # io
     (lambda g: g["io"].pop("first"), "io: 'first' is missing"),
     (lambda g: g["io"].pop("host.masks"), "io: 'host.masks' is missing"),
@@ -204,6 +254,18 @@ DEFECTS: list[tuple[Change, str]] = [
 def test_planted_defects(cubins: Path, change: Change, says: str) -> None:
     graphs, files = make_graphs(cubins, ARCHITECTURE)
     assert says in refused(changed(graphs, change), files)
+
+
+@pytest.mark.parametrize(("segment", "end"), [("io", 4040), ("host", 3720)])
+def test_segments_end_behind_their_arrays(cubins: Path, segment: str, end: int) -> None:
+    graphs, files = make_graphs(cubins, ARCHITECTURE)
+    manifest = make_manifest(ARCHITECTURE)
+    (target,) = manifest.targets
+    for size in (end, 1 << 40):
+        segments = replace(target.segments, **{f"{segment}_bytes": size})
+        larger = replace(manifest, targets=[replace(target, segments=segments)])
+        says = f"io: arrays of {segment} end at byte {end}, the manifest has {size} bytes of it, wanted the next multiple of 64"
+        assert says in refused(graphs, files, larger)
 
 
 def test_cubins_that_are_not_what_their_names_say(cubins: Path) -> None:
@@ -291,7 +353,7 @@ def test_copies_are_held_against_programmatic_edges_as_against_full_ones(cubins:
 
     def twice(g: dict[str, Any], *after: int) -> None:
         nodes = g["sample"][1]["nodes"]
-        again = nodes[0] | {"after": [{"node": 0, "programmatic": True}]}
+        again = node(g, 0, "score", 0) | {"after": [{"node": 0, "programmatic": True}]}
         nodes[1:] = [again, *(nodes[1 + n] | {"after": [{"node": edge}]} for n, edge in enumerate(after))]
 
     check_cuda_graphs(changed(good, lambda g: twice(g, 1, 2)), make_manifest(ARCHITECTURE), files, WHERE)
@@ -344,7 +406,10 @@ def test_one_copy_may_take_all_inputs(cubins: Path) -> None:
     step = [
         replace(
             bucket,
-            nodes=[replace(bucket.nodes[3], after=[]), *(replace(n, after=[Edge(node=0)]) for n in bucket.nodes[4:])],
+            nodes=[
+                replace(bucket.nodes[3], after=[]),
+                *(replace(n, after=[Edge(node=before)]) for before, n in enumerate(bucket.nodes[4:])),
+            ],
         )
         for bucket in whole.step
     ]

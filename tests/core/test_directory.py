@@ -174,6 +174,31 @@ def test_a_fifo_is_refused_without_waiting(core: Path) -> None:
         ),
         (lambda m: m["targets"][0]["graphs"].pop("step"), "step"),
         (lambda m: m["tokens"].update(eos=[10**6]), "tokens"),
+        (lambda m: m["model"].update(id=""), "model.id is '', wanted 1 to 512 printable characters"),
+        (lambda m: m["model"].update(id="a\nb"), "model.id is 'a\\nb', wanted 1 to 512"),
+        (lambda m: m["model"].update(id="x" * 10**5), "model.id is 'xxx"),
+        (lambda m: m["model"].update(layers=-1), "model.layers is -1, wanted 0 to 2^48 - 1"),
+        (lambda m: m["model"].update(parameters=2**60), "model.parameters is 1152921504606846976"),
+        (lambda m: m["model"].update(hidden_size=-5), "model.hidden_size is -5"),
+        (
+            lambda m: m["targets"][0]["segments"].update(kv_page_bytes=0),
+            "targets[0].segments.kv_page_bytes is 0, wanted a positive multiple of 64",
+        ),
+        (
+            lambda m: m["targets"][0]["weights"]["formats"].update(fp8=0),
+            "targets[0].weights.formats is 'fp8', wanted only bf16, f16, f32, q4, q8",
+        ),
+        (
+            lambda m: m["targets"][0]["weights"]["formats"].update(q8=10**9),
+            "targets[0].weights.formats is {",
+        ),
+        (lambda m: m["targets"][0]["weights"]["formats"].update(f32=-1), "targets[0].weights.formats is {"),
+        (
+            lambda m: m["targets"][0]["weights"].update(decode_weight_bytes=-1),
+            "targets[0].weights.decode_weight_bytes is -1, wanted 0 to 2^48 - 1",
+        ),
+        (lambda m: m["template"].update(file="x" * 10**5), "files is 'xxx"),
+        (lambda m: m.update(version="x" * 10**5), "format version 'xxx"),
     ],
 )
 def test_manifests_that_lie(core: Path, change: object, field: str) -> None:
@@ -277,7 +302,7 @@ def test_a_flipped_bit_in_a_cubin(both: Path) -> None:
         ),
         (
             lambda m: m["targets"][1]["segments"].update(kv_page_bytes=100),
-            "kv_page_bytes is 100, wanted a multiple of 64",
+            "kv_page_bytes is 100, wanted a positive multiple of 64",
         ),
         (lambda m: m["targets"][1]["segments"].update(io_bytes=64), "targets[1].segments.io_bytes is 64, wanted room"),
         (

@@ -11,13 +11,16 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from flare.core.cuda_checks import check_cuda_graphs
 from flare.core.cuda_graph import CudaGraphs, HostCut, HostRows, Pointer, decode_cuda_graphs, pieces
-from flare.core.graph import Argument, Graph, Node, Op, Tensor, elements
+from flare.core.graph import Argument, Graph, Node, Op, Tensor, decode_graph, elements
 from flare.core.host_checks import check_host_graph
 from flare.core.manifest import (
+    MANIFEST_FILE,
     CpuSegments,
     CpuTarget,
     File,
@@ -29,6 +32,7 @@ from flare.core.manifest import (
 )
 from flare.errors import CoreError
 from tests.support.cuda_graphs import LIMITS, VOCABULARY, file_of, make_graphs, make_manifest
+from tests.support.mutations import at, mutations, places, put
 
 ARCHITECTURE = "sm_90a"
 WHERE = file_of(ARCHITECTURE)
@@ -251,6 +255,8 @@ LIES: list[tuple[Change, str]] = [
     (lambda g: beside(g, 4, 2), "node 4 ('piece 2'): it is in phase 2, wanted one behind 2, that of the piece before"),
     (lambda g: beside(g, 3, 2, (1024, 64)), "node 3 ('silu_mul'): argument 0: bytes 1024..1088 of arena, which the piece"),
     (lambda g: beside(g, 1, 2, (0, 576)), "node 1 ('table'): argument 0: bytes 0..576 of arena, which the piece gives in"),
+    (lambda g: g["nodes"].pop(3), "node 3 ('piece 2'): it is in phase 4, wanted 2 or 3, by the node before"),
+    (lambda g: beside(g, 3, -1), "node 3 ('silu_mul'): it is in phase -1, wanted 2 or 3, by the node before"),
     (lambda g: arg(g, 4, 0).update(bytes=28), "argument 0: 28 bytes of segment arena, wanted 32 of arena"),
     (lambda g: arg(g, 4, 1).update(segment="weights"), "argument 1: 320 bytes of segment weights, wanted 320 of arena"),
     (lambda g: arg(g, 2, 1).update(segment="io"), "argument 1: 1024 bytes of segment io, wanted 1024 of arena"),
@@ -273,6 +279,7 @@ def test_nodes_run_beside_a_piece_that_use_nothing_of_what_it_gives(cubins: Path
     """They may read what it takes, and what lies before and behind its results."""
     plain = msgspec.to_builtins(host_graph())
     beside(plain, 3, 2, (0, 512), (448, 64), (1536, 64))
+    beside(plain, 4, 3)
     plain["nodes"][3]["args"].append({"segment": "io", "offset": 512, "bytes": 1024})
     check_host_graph(msgspec.convert(plain, Graph), with_cuts(make_graphs(cubins, ARCHITECTURE)[0]), manifest(), WHERE)
 
@@ -310,3 +317,34 @@ def test_manifests_that_lie_about_a_host_part(change: Change, says: str) -> None
     with pytest.raises(CoreError) as caught:
         decode_manifest(msgspec.json.encode(plain))
     assert says in str(caught.value) and "\n" not in str(caught.value)
+
+
+@settings(max_examples=250)
+@given(data=st.data())
+def test_any_one_mutation_is_refused_by_name_or_passes(cubins: Path, data: st.DataObject) -> None:
+    """Of a file of graphs with cuts, of the host part's graph, or of the manifest."""
+    graphs, files = make_graphs(cubins, ARCHITECTURE)
+    plain = {
+        WHERE: msgspec.to_builtins(with_cuts(graphs)),
+        FILE: msgspec.to_builtins(host_graph()),
+        MANIFEST_FILE: msgspec.to_builtins(manifest()),
+    }
+    name = data.draw(st.sampled_from(sorted(plain)))
+    place = data.draw(st.sampled_from(list(places(plain[name]))))
+    within, value = data.draw(st.sampled_from(list(mutations(at(plain[name], place)))))
+    plain[name] = put(plain[name], place, value)
+    try:
+        told = decode_manifest(msgspec.json.encode(plain[MANIFEST_FILE]))
+        found = decode_cuda_graphs(msgspec.msgpack.encode(plain[WHERE]), WHERE)
+        host = decode_graph(msgspec.msgpack.encode(plain[FILE]), FILE)
+        assert told.cuda is not None
+        check_cuda_graphs(found, told, files, told.cuda.architectures.get(ARCHITECTURE, WHERE))
+        if told.cuda.host is not None:
+            check_host_graph(host, found, told, WHERE)
+    except CoreError as error:
+        message = str(error)
+        assert message.isprintable() and len(message) < 1000, message
+        assert message.startswith((f"{name}: ", f"{FILE}: ", f"{WHERE}: ")), message
+    else:
+        untold = place[-1:] == ("at",) or within == ("kind",)
+        assert name != WHERE or "host" not in place or untold, (place, within)

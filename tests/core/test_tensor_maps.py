@@ -59,13 +59,16 @@ DEFECTS: list[tuple[Change, str]] = [
     (tensor(strides=[128]), "a stride of 128 bytes"),
     (tensor(strides=[-144]), "a stride of -144 bytes"),
     (tensor(shape=[2, 72], strides=[2**40]), "a stride of 1099511627776 bytes"),
-    (tensor(shape=[114, 72]), f"{TAKE}a tensor of 16416 bytes in 16384"),
+    (tensor(shape=[114, 72]), f"{TAKE}a tensor of 16416 bytes in 14400, wanted as many"),
+    (tensor(shape=[99, 72]), f"{TAKE}a tensor of 14256 bytes in 14400, wanted as many"),
+    (tensor(shape=[100, 71]), "a tensor of 14398 bytes in 14400"),
     (tensor(bytes=14399), f"{TAKE}a tensor of 14400 bytes in 14399"),
-    (tensor(shape=[2, 72], strides=[2**40 - 16]), "a tensor of 1099511627904 bytes in 16384"),
-    (tensor(strides=[160]), f"{TAKE}a tensor of 15984 bytes with gaps, wanted none or at least 131072"),
+    (tensor(bytes=14401), f"{TAKE}a tensor of 14400 bytes in 14401"),
+    (tensor(shape=[2, 72], strides=[2**40 - 16]), "a tensor of 1099511627904 bytes in 14400"),
+    (tensor(strides=[160], bytes=15984), f"{TAKE}a tensor of 15984 bytes with gaps, wanted none or at least 131072"),
     # where it lies
-    (tensor(offset=64), f"{TAKE}bytes 64..16448 of segment weights, which has 16384"),
-    (tensor(offset=-64), "bytes -64..16320 of segment weights"),
+    (tensor(offset=2048), f"{TAKE}bytes 2048..16448 of segment weights, which has 16384"),
+    (tensor(offset=-64), "bytes -64..14336 of segment weights"),
     (tensor(offset=8, bytes=14400), f"{TAKE}byte 8 of segment weights, wanted a multiple of 64"),
     (tensor(offset=16, bytes=14400), "byte 16 of segment weights"),
     (tensor(segment="host", bytes=64, shape=[1, 8], strides=[16]), "a tensor map of segment host, wanted one of weights"),
@@ -81,16 +84,19 @@ DEFECTS: list[tuple[Change, str]] = [
     (lambda g: g["kernels"][2]["boxes"].clear(), f"{KERNEL}parameter 'x' is a tensor map without a box"),
     (lambda g: g["kernels"][2]["boxes"].update(y=g["kernels"][2]["boxes"]["x"]), "parameter 'y' has a box and is no tensor"),
     (box(shape=[16]), f"{KERNEL}parameter 'x' has a box of 1 dimensions, its signature has 2"),
-    (box(shape=[24, 64]), "'x' has a box of 24 elements in a dimension of 16, wanted a part of it up to 256"),
-    (box(shape=[16, 48]), "a box of 48 elements in a dimension of 128"),
+    (box(shape=[24, 64]), "'x' has a box of 24 elements in a dimension of 16, wanted 16"),
+    (box(shape=[8, 64]), "a box of 8 elements in a dimension of 16, wanted 16"),
+    (box(shape=[16, 48]), "a box of 48 elements in a dimension of 128, wanted 64"),
     (box(shape=[0, 64]), "a box of 0 elements in a dimension of 16"),
-    (box(shape=[16, 4], swizzle=0), "a box with rows of 8 bytes, wanted a multiple of 16"),
-    (box(shape=[16, 128]), "a box with rows of 256 bytes, wanted at most the 128 of its swizzle"),
-    (box(swizzle=64), "a box with rows of 128 bytes, wanted at most the 64 of its swizzle"),
-    (signature("tensordesc<bf16[0,128]>"), "a box of 16 elements in a dimension of 0"),
+    (box(shape=[16, 64], swizzle=0), "a box of 64 elements in a dimension of 128, wanted 128"),
+    (box(shape=[16, 128]), "a box of 128 elements in a dimension of 128, wanted 64"),
+    (box(swizzle=64), "a box of 64 elements in a dimension of 128, wanted 32"),
+    (signature("tensordesc<bf16[16,32]>"), "a swizzle of 128 bytes, its signature has rows of 64"),
     # the signature
     (signature("tensordesc<fp32[16,128]>"), f"{KERNEL}parameter 'x', a tensor map, has elements of fp32, wanted bf16 or fp16"),
     (signature("tensordesc<bf16[1,1,1,1,16,128]>"), "parameter 'x', a tensor map, has 6 dimensions, wanted at most 5"),
+    (signature("tensordesc<bf16[0,128]>"), "parameter 'x', a tensor map, has a block of 0 x 128, wanted powers of two"),
+    (signature("tensordesc<bf16[16,96]>"), "has a block of 16 x 96, wanted powers of two"),
     (signature("tensordesc<bf16[16,1,128]>"), "it has 10 parameters by its signature, scratch included, and 8 by its cubin"),
     (signature("tensordesc<bf16[16, 128]>"), "'tensordesc<bf16[16, ', wanted i32, i64, fp32, a pointer or a tensor map"),
     (signature("*bf16"), "it has 4 parameters by its signature, scratch included, and 8 by its cubin"),
@@ -143,13 +149,13 @@ def wrong(kind: str, shape: tuple[int, ...], strides: tuple[int, ...], size: int
 
 def test_tensors_at_their_limits() -> None:
     assert wrong("tensordesc<fp16[64]>", (7,), (), 14) is None
-    assert wrong("tensordesc<fp16[64]>", (7,), (), 13) == "a tensor of 14 bytes in 13"
+    assert wrong("tensordesc<fp16[64]>", (7,), (), 13) == "a tensor of 14 bytes in 13, wanted as many"
     assert wrong("tensordesc<fp16[1,1,1,1,8]>", (2, 3, 4, 5, 8), (960, 320, 80, 16), 1920) is None
-    assert wrong("tensordesc<fp16[1,8]>", (2**31 - 1, 8), (16,), 2**35) is None
+    assert wrong("tensordesc<fp16[1,8]>", (2**31 - 1, 8), (16,), 2**35 - 16) is None
     assert wrong("tensordesc<fp16[1,8]>", (2, 8), (2**40 - 16,), 2**40) is None
     # With gaps: the last byte counts, not where the next row would begin.
     assert wrong("tensordesc<fp16[1,8]>", (2, 8), (2**17 - 16,), 2**17) is None
-    assert "131056 bytes with gaps" in str(wrong("tensordesc<fp16[1,8]>", (2, 8), (2**17 - 32,), 2**17))
+    assert "131056 bytes with gaps" in str(wrong("tensordesc<fp16[1,8]>", (2, 8), (2**17 - 32,), 2**17 - 16))
 
 
 def test_the_limits_are_those_of_the_drivers_header() -> None:

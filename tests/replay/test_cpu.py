@@ -150,6 +150,9 @@ BAD = [
     (dict(nodes=[node("Tokens", 0, CpuArg("io", 2**64, 64))]), "offset 18446744073709551616"),
     (dict(nodes=[node("Tokens", 0, CpuArg("io", 0, 2**63))]), "beyond its segment"),
     (dict(nodes=[node("Tokens", 0)]), "0 arguments, the kernel takes 1"),
+    (dict(nodes=[node("Tokens\n", 0, CpuArg("io", 0, 64))]), r"node 0: 'Tokens\n' is no name of a kernel"),
+    (dict(nodes=[node("Tokens\0", 0, CpuArg("io", 0, 64))]), r"node 0: 'Tokens\x00' is no name of a kernel"),
+    (dict(nodes=[node("Tokens", 2**32, CpuArg("io", 0, 64))]), "node 0: phase 4294967296: must be in [0, 2^31)"),
     (dict(nodes=[]), "node_count 0"),
 ]
 

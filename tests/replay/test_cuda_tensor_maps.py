@@ -202,9 +202,11 @@ def test_what_the_checks_accept_the_header_allows(device: CudaDevice) -> None:
         rank = random.randint(1, 3)
         block = tuple(random.choice([1, 8, 16, 64, 128, 256, 512]) for _ in range(rank))
         kind = MapType("bf16", block)
+        swizzle, wide = random.choice([0, 0, 32, 64, 128]), random.random() < 0.1
+        parts = [*block[:-1], swizzle // 2 or block[-1]]
         box = Box(
-            shape=tuple(random.choice([size, size // 2, 8, 4]) for size in block),
-            swizzle=random.choice([0, 0, 32, 64, 128]),
+            shape=tuple(random.choice([8, 512]) if wide else min(size, 256) for size in parts),
+            swizzle=swizzle,
             promotion=random.choice([0, 64, 128, 256]),
         )
         shape = tuple(random.choice([0, 1, 5, 8, 8, 64, 200]) for _ in range(rank))
@@ -214,7 +216,8 @@ def test_what_the_checks_accept_the_header_allows(device: CudaDevice) -> None:
             gaps |= strides[-1] != below
             below = count * strides[-1]
         offset = random.choice([0, 64, memory - LEAST_WITH_GAPS, memory - 256])
-        base = Pointer(segment="weights", offset=offset, bytes=memory - offset)
+        extent = 2 * shape[-1] + sum((count - 1) * stride for count, stride in zip(shape[-2::-1], strides, strict=True))
+        base = Pointer(segment="weights", offset=offset, bytes=min(extent, memory - offset))
         tensor = TensorMap(base=base, shape=shape, strides=tuple(reversed(strides)))
         if kind.wrong_box(box) is None and kind.wrong_tensor(tensor) is None:
             maps.parameters(tensor, "bf16", box)

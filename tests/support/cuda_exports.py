@@ -90,7 +90,8 @@ def uncompiled(export: CudaExport) -> Compiled:
 
 def box(tensor: TensorMap) -> Box:
     """What a compiler would copy at once of a tensor of halves."""
-    return Box(shape=(*tensor.block[:-1], min(64, tensor.block[-1])), swizzle=128, promotion=128)
+    row = min(64, tensor.block[-1])
+    return Box(shape=(*tensor.block[:-1], row), swizzle=2 * row, promotion=128)
 
 
 def export_cuda(

@@ -89,9 +89,8 @@ def with_map(
     """The same graphs with one more kernel, and at the end of each step its launch, which takes a bf16 tensor of `shape` from
     the weights to the arena."""
     kernel = make_kernel(folder, "take", graphs.arch)
-    whole = TensorMap(
-        base=Pointer(segment="weights", offset=0, bytes=WEIGHTS_BYTES), shape=shape, strides=(2 * shape[1],)
-    )
+    base = Pointer(segment="weights", offset=0, bytes=2 * shape[0] * shape[1])
+    whole = TensorMap(base=base, shape=shape, strides=(2 * shape[1],))
     programs = -(-shape[0] // 16)
     args = [whole, Pointer(segment="arena", offset=0, bytes=programs * 16 * 128 * 2), *SCRATCH]
     step = []
@@ -131,23 +130,22 @@ def make_graphs(
         inputs = [
             copy(name, True, *([i - 1] if i else [])) for i, name in enumerate(("tokens", "positions", "slots", "rows"))
         ]
-        fill = FillNode(target=at("arena", 16384, 4096), value=0, label="clear", after=[])
+        fill = FillNode(target=at("arena", 0, 4096), value=0, label="clear", after=[])
         args = [at("weights", 0, 8192), at("kv", 0, 8192), at("arena", 0, 16384), *SCRATCH]
         dot = KernelNode(kernel=1, grid=(1, 1, 1), args=args, label="dot", after=[Edge(node=3), Edge(node=4)])
+        logits = replace(io["logits"], bytes=4 * rows * vocabulary)
         count = min(rows * vocabulary, 4096)
         return Bucket(
-            tokens=tokens,
-            rows=rows,
-            nodes=[*inputs, fill, dot, scale(at("arena", 0, 4 * count), io["logits"], count, 5)],
+            tokens=tokens, rows=rows, nodes=[*inputs, fill, dot, scale(at("arena", 0, 4 * count), logits, count, 5)]
         )
 
     def sample(rows: int) -> Bucket:
-        count = min(rows * vocabulary, 4096)
-        draw = scale(io["logits"], at("arena", 0, 4 * count), count)
+        args = [io["logits"], io["sampled"], io["logprobs"], *SCRATCH]
+        draw = KernelNode(kernel=1, grid=(1, 1, 1), args=args, label="draw", after=[])
         return Bucket(tokens=0, rows=rows, nodes=[draw, copy("sampled", False, 0), copy("logprobs", False, 1)])
 
     def score(rows: int) -> Bucket:
-        return Bucket(tokens=0, rows=rows, nodes=[scale(io["logits"], io["logits"], rows * vocabulary)])
+        return Bucket(tokens=0, rows=rows, nodes=[scale(io["logits"], io["logprobs"], rows * vocabulary)])
 
     top = limits.max_rows
     return (

@@ -23,8 +23,13 @@ def forge_manifest(core: Path, change: Any) -> None:
     manifest = json.loads((core / "core.json").read_bytes())
     change(manifest)
     data = (json.dumps(manifest, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode()
-    (core / "core.json").write_bytes(data)
-    (core / "core.sha256").write_text(f"{hashlib.sha256(data).hexdigest()}  core.json\n")
+    sign(core, data)
+
+
+def sign(core: Path, manifest: bytes) -> None:
+    """Writes the manifest's bytes, and their hash."""
+    (core / "core.json").write_bytes(manifest)
+    (core / "core.sha256").write_text(f"{hashlib.sha256(manifest).hexdigest()}  core.json\n")
 
 
 def graph(change: Any) -> Any:
