@@ -21,6 +21,7 @@ from flare.conversation import (
     Text,
 )
 from flare.errors import InputError, RequestError
+from flare.generation import Answer
 from flare.runtime import Runtime
 from flare.settings import seen
 
@@ -58,13 +59,13 @@ class Terminal:
         asked = [*self.messages, Message("user", text)]
         request = GenerationRequest(prompts=[Conversation(asked)], prompt_field="messages", sampling=self.sampling)
         arrived_at = time.monotonic()
-        prepared = self.runtime.prepare(request)
         events: list[Event] = []
-        answer = self.runtime.submit(prepared, events.append, arrived_at)
+        answer: Answer | None = None
         pieces: list[str] = []
         thoughts: list[str] = []
         end: Finished | None = None
         try:
+            answer = self.runtime.submit(self.runtime.prepare(request), events.append, arrived_at)
             while not answer.ended:
                 self.runtime.receive(self._batches.get())
                 for event in events:
@@ -82,7 +83,8 @@ class Terminal:
                 self.out.flush()
                 events.clear()
         except KeyboardInterrupt:
-            answer.cancel()
+            if answer is not None:
+                answer.cancel()
         self.out.write("\n")
         self.out.flush()
         self.messages = [*asked, Message("assistant", "".join(pieces), "".join(thoughts) or None)]

@@ -48,6 +48,11 @@ def press(tokens, rows):
 signal.signal(signal.SIGINT, interrupted)  # a shell's background jobs begin with it ignored
 if mode == "interrupt":
     made.replay.on_step = press
+if mode == "interrupt early":
+    def submit(*given):
+        submitted(*given)
+        raise KeyboardInterrupt
+    submitted, made.runtime.submit = made.runtime.submit, submit
 runtime.Runtime.load = classmethod(lambda cls, settings: made.runtime)
 cli.main(["chat", "c", *sys.argv[3:]])
 """
@@ -56,7 +61,8 @@ cli.main(["chat", "c", *sys.argv[3:]])
 def chat(repository: Path, text: str, *arguments: str, mode: str = "", **options: Any) -> Any:
     """Runs `flare chat` over a scripted model that says `text` (with its escapes).
 
-    `mode`: "interrupt" presses ^C in the third step, "prompt" and "sampling" write to standard error what the model gets.
+    `mode`: "interrupt" presses ^C in the third step, "interrupt early" before the request has been handed over; "prompt" and
+    "sampling" write to standard error what the model gets.
     """
     command = [sys.executable, "-c", CHAT, text, mode, *arguments]
     return subprocess.run(command, cwd=repository, stderr=subprocess.PIPE, timeout=60, **options)
@@ -176,6 +182,11 @@ def test_an_interrupted_answer_exits_with_130(repository: Path) -> None:
     result = chat(repository, "aaaaaaaaaa", "hello", mode="interrupt", stdout=subprocess.PIPE)
     assert (result.returncode, result.stderr) == (130, b"")
     assert re.fullmatch(rb"a*\n", result.stdout) and len(result.stdout) < 400
+
+
+def test_an_answer_interrupted_before_it_began_exits_with_130(repository: Path) -> None:
+    result = chat(repository, "aaaaaaaaaa", "hello", mode="interrupt early", stdout=subprocess.PIPE)
+    assert (result.returncode, result.stderr, result.stdout) == (130, b"", b"\n")
 
 
 def test_a_model_does_not_drive_the_terminal(repository: Path) -> None:
