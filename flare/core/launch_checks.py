@@ -84,10 +84,10 @@ class _Launch:
 
     def other_than(self, before: _Launch) -> str | None:
         """How it is not the same launch in a larger bucket, None where it is. Blocks share the rows, so twice as many rows have
-        twice as many blocks at most."""
-        least, most = before.blocks, before.blocks * -(-self.size // before.size)
-        if not least <= self.blocks <= most:
-            return f"its grid has {self.blocks} blocks, wanted {least} to {most} by the {least} of the bucket of {before.size}"
+        twice as many blocks at most; fewer where each does more."""
+        most = before.blocks * -(-self.size // before.size)
+        if self.blocks > most:
+            return f"its grid has {self.blocks} blocks, wanted 1 to {most} by the {before.blocks} of the bucket of {before.size}"
         if self.same != before.same:
             pairs = zip(self.same, before.same, strict=True)
             number, (ours, theirs) = next(each for each in enumerate(pairs) if each[1][0] != each[1][1])

@@ -219,8 +219,6 @@ DEFECTS: list[tuple[Change, str]] = [
      f"{SCALE}: its grid has 4096 blocks, more than its arguments have bytes, 640"),
     (lambda g: node(g, 6).update(grid=[65535, 65535, 1]), f"{SCALE}: its grid has 4294836225 blocks"),
     (lambda g: node(g, 6).update(grid=[5, 1, 1]), f"{SCALE}: its grid has 5 blocks, wanted 1 to 4 by the 1 of the bucket of 1"),
-    (lambda g: node(g, 6, bucket=0).update(grid=[2, 1, 1]),
-     f"{SCALE}: its grid has 1 blocks, wanted 2 to 8 by the 2 of the bucket of 1"),
     (put(0, pointer("arena", 64, 320)), f"{SCALE}: argument 0: 64, wanted 0, as in the bucket of 1"),
     (put(0, pointer("weights", 64, 320)), f"{SCALE}: argument 0: no place in the arena, wanted 0, as in the bucket of 1"),
     (put(3, scalar("f32", 0.25)), f"{SCALE}: argument 3: 0.25, wanted 0.5, as in the bucket of 1"),
