@@ -12,12 +12,16 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+import threading
 from collections.abc import Callable
 
 TURN_S = 5.0
 
 SILENT_TURNS = 120
-"""Turns that one wait may last, ten minutes. A device has its slowest steps, long prompts in f32, done in a tenth of that."""
+"""Turns that one wait may last, ten minutes. The slowest steps, long prompts in f32, should take a device seconds."""
+
+SAYING_S = 5.0
+"""How long the line may take to be written: nobody may read it."""
 
 EXIT_CODE = 2
 """As for all that is wrong with the environment."""
@@ -45,11 +49,17 @@ async def end_when_silent(waits: Callable[[], int], device: str) -> None:
     silence = Silence(waits)
     while not silence.turn():
         await asyncio.sleep(TURN_S)
-    lasted = f"{SILENT_TURNS * TURN_S:g} s"
-    print(
-        f"flare: {device} has not answered for {lasted}: a kernel does not end, and CUDA cannot stop one; the server ends, "
-        "start it again",
-        file=sys.stderr,
-        flush=True,
-    )
-    os._exit(EXIT_CODE)
+    # Whatever becomes of the line, the process ends.
+    late = threading.Timer(SAYING_S, os._exit, [EXIT_CODE])
+    late.daemon = True
+    try:
+        late.start()
+        lasted = f"{SILENT_TURNS * TURN_S:g} s"
+        print(
+            f"flare: {device} has not answered for {lasted}: most likely a kernel does not end, and CUDA cannot stop one; the "
+            "server ends, start it again",
+            file=sys.stderr,
+            flush=True,
+        )
+    finally:
+        os._exit(EXIT_CODE)

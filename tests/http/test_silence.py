@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import http.client
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -59,6 +62,34 @@ def test_a_server_whose_device_does_not_answer_ends_with_a_line(
         code, said = server.ended()
     assert code == silence.EXIT_CODE == 2
     assert said.splitlines()[-1] == (
-        "flare: fake device 0 (sm_90a) has not answered for 0.1 s: a kernel does not end, and CUDA cannot stop one; the server "
-        "ends, start it again"
+        "flare: fake device 0 (sm_90a) has not answered for 0.1 s: most likely a kernel does not end, and CUDA cannot stop one"
+        "; the server ends, start it again"
     )
+
+
+ALONE = """
+import asyncio
+from flare.http import silence
+silence.TURN_S, silence.SILENT_TURNS, silence.SAYING_S = 0.01, 1, 0.1
+asyncio.run(silence.end_when_silent(lambda: 1, "the device"))
+"""
+
+
+@pytest.mark.parametrize("unread", ["full disk", "closed pipe", "full pipe"])
+def test_a_server_ends_though_nobody_takes_its_line(unread: str) -> None:
+    reader, writer = os.pipe()
+    with (
+        os.fdopen(reader, "rb") as held,
+        os.fdopen(writer, "wb", buffering=0) as errors,
+        open("/dev/full", "w") as full,
+    ):
+        if unread == "full pipe":
+            os.set_blocking(writer, False)
+            while errors.write(bytes(4096)):  # None: no room is left
+                pass
+            os.set_blocking(writer, True)
+        else:
+            held.close()
+        given = full if unread == "full disk" else errors
+        ended = subprocess.run([sys.executable, "-c", ALONE], stderr=given, timeout=60)
+    assert ended.returncode == silence.EXIT_CODE

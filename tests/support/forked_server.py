@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+START_S, STOP_S = 60.0, 30.0
+
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["tests.support.scripted_server"])
 
@@ -19,7 +21,8 @@ _CONTEXT.set_forkserver_preload(["tests.support.scripted_server"])
 class ForkedServer:
     """`python -m tests.support.scripted_server` with these arguments; `url` is its address, "" if it ended before it had one.
 
-    `log` takes its standard error; without one it is this process's.
+    `log` takes its standard error; without one it is this process's. Its environment is what this process had when it started
+    the first of them.
     """
 
     def __init__(self, arguments: Sequence[str], log: Path | None = None) -> None:
@@ -31,15 +34,20 @@ class ForkedServer:
         its_output.close()
         assert self._process.pid is not None
         self.pid = self._process.pid
-        with os.fdopen(os.dup(output.fileno())) as lines:
+        with output, os.fdopen(os.dup(output.fileno())) as lines:
+            if not output.poll(START_S):
+                self.stop()
+                raise TimeoutError(f"the server has said nothing for {START_S} s")
             self.url = lines.readline().strip()
-        output.close()
 
     def stop(self) -> int | None:
-        """Ends its standard input and waits until it has stopped; returns its exit status. None: it has not after 30 s."""
+        """Ends its standard input and waits until it has stopped; returns its exit status. None: it had to be killed."""
         self._input.close()
-        self._process.join(30)
-        return self._process.exitcode
+        self._process.join(STOP_S)
+        code = self._process.exitcode
+        if code is None:
+            self._process.kill()
+        return code
 
 
 def _serve(arguments: Sequence[str], input: Connection, output: Connection, log: Path | None) -> None:

@@ -21,6 +21,7 @@ class ServerProcess:
 
     def __init__(self, *options: str) -> None:
         self._process = ForkedServer(options)
+        assert self._process.url, f"the server did not start; it ended with {self._process.stop()}"
         self.port = int(self._process.url.rpartition(":")[2])
 
     def _memory(self, name: str) -> int:
