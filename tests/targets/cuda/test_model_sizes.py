@@ -16,7 +16,6 @@ from ignition.targets.cuda.export import CudaExport
 from ignition.targets.cuda.graphs import make_graphs
 from ignition.weights import VECTOR, Stored
 from recipes import dense
-from tests.support.checkpoints import CONFIGURATIONS
 from tests.support.cuda_exports import uncompiled
 
 # hidden_size, intermediate_size, heads, KV heads, head_dim, vocabulary
