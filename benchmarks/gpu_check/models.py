@@ -7,7 +7,8 @@ bundle next to nothing, since repetitions compress away.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.support.checkpoints import make_checkpoint, save_tokenizer
@@ -40,12 +41,14 @@ LONG = {
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A core of the bundle. kind: of tests/support/checkpoints.py, or "long". weights: as `ignition export` has it."""
+    """A core of the bundle. kind: of tests/support/checkpoints.py, or "long". weights: as `ignition export` has it.
+    settings: over those of the kind."""
 
     name: str
     kind: str
     dtype: str
     weights: str
+    settings: Mapping[str, int] = field(default_factory=dict)
 
 
 MODELS = (
@@ -55,6 +58,13 @@ MODELS = (
     Model("biases-q8", "llama_biases", "bfloat16", "q8"),
     Model("qwen2-q4", "qwen2", "bfloat16", "q4"),
     Model("smollm3-fp8", "smollm3", "bfloat16", "fp8"),
+    Model(
+        "wide-heads-bf16",
+        "llama",
+        "bfloat16",
+        "auto",
+        {"head_dim": 512, "num_attention_heads": 2, "num_key_value_heads": 1},
+    ),
     Model("long-bf16", "long", "bfloat16", "auto"),
     Model("long-q8", "long", "bfloat16", "q8"),
     Model("long-q4", "long", "bfloat16", "q4"),
@@ -65,7 +75,7 @@ def write_checkpoint(model: Model, folder: Path) -> Path:
     """Writes a model's checkpoint into a new folder and returns it."""
     if model.kind == "long":
         return _write_long(folder)
-    return make_checkpoint(folder, model.kind, dtype=model.dtype)
+    return make_checkpoint(folder, model.kind, dtype=model.dtype, **model.settings)
 
 
 def _write_long(folder: Path) -> Path:

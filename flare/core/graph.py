@@ -86,7 +86,7 @@ class Node(Struct, omit_defaults=True):
 
 
 class Graph(Struct):
-    """Nodes in launch order; `phase` never decreases."""
+    """Nodes in launch order. The first is in phase 0, each other one in the phase of the node before or in the next."""
 
     name: str
     nodes: list[Node]
@@ -121,8 +121,21 @@ def misnamed(node: Named) -> str | None:
     return f"kernel {node.kernel[:80]!r} and {'no op' if node.op is None else f'op {node.op.name[:40]!r}'}"
 
 
+def check_phases(graph: Graph, name: str) -> None:
+    """Checks that phases begin with 0, never decrease, and each have nodes. Raises CoreError naming the first node that is in
+    another."""
+    low = high = 0
+    for index, node in enumerate(graph.nodes):
+        if not low <= node.phase <= high:
+            wanted = f"{low} or {high}, by the node before" if index else "0, as the first node"
+            where = f"{name}: node {index} ({node.label[:60]!r})"
+            raise CoreError(f"{where}: it is in phase {node.phase}, wanted {wanted}; export the core again")
+        low, high = node.phase, node.phase + 1
+
+
 def check_graph(graph: Graph, segments: CpuSegments, kernels: set[str], name: str) -> None:
-    """Checks every node against the segments' sizes and the libraries' kernels. Raises CoreError naming the node."""
+    """Checks every node's phase, and the node against the segments' sizes and the libraries' kernels. Raises CoreError naming
+    the node."""
     sizes = {
         "weights": segments.weights_bytes,
         "arena": segments.arena_bytes,
@@ -130,16 +143,13 @@ def check_graph(graph: Graph, segments: CpuSegments, kernels: set[str], name: st
         "kv": segments.kv_page_bytes,
         "none": 0,
     }
-    phase = 0
+    check_phases(graph, name)
     for index, node in enumerate(graph.nodes):
         where = f"{name}: node {index} ({node.label[:60]!r})"
         if (problem := misnamed(node)) is not None:
             raise CoreError(f"{where} names {problem}; export the core again")
         if node.op is None and node.kernel not in kernels:
             raise CoreError(f"{where} names kernel {node.kernel[:80]!r}, which the core's libraries lack; export again")
-        if node.phase not in (phase, phase + 1):
-            raise CoreError(f"{where} has phase {node.phase} after phase {phase}; export the core again")
-        phase = node.phase
         for number, arg in enumerate(node.args):
             inside = 0 <= arg.offset and 0 <= arg.bytes and arg.offset + arg.bytes <= sizes[arg.segment]
             if not inside or arg.offset % ALIGNMENT:

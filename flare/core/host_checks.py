@@ -11,7 +11,7 @@ from itertools import accumulate, pairwise
 from typing import NoReturn
 
 from flare.core.cuda_graph import Bucket, CudaGraphs, HostCut, HostRows, Pointer
-from flare.core.graph import DEVICE, MAX_DIMENSIONS, Argument, Graph, Node, Tensor, elements
+from flare.core.graph import DEVICE, MAX_DIMENSIONS, Argument, Graph, Node, Tensor, check_phases, elements
 from flare.core.manifest import Limits, Manifest
 from flare.errors import CoreError
 
@@ -95,8 +95,8 @@ def _wrong_rows(rows: HostRows, bucket: Bucket, logits: Pointer) -> str | None:
 
 def check_host_graph(graph: Graph, graphs: CudaGraphs, manifest: Manifest, where: str) -> None:
     """Checks the host part's graph against the cuts of the checked graphs of the file `where`: a node for each piece, in order,
-    each in a later phase, whose tensors are what the cuts take and give. No node of its phase uses what it gives, and no phase
-    lacks nodes.
+    each in a later phase, whose tensors are what the cuts take and give. No node of its phase uses what it gives. Phases are
+    those of `check_phases`.
 
     Raises CoreError naming the host part's file, the node, the value and what it may be.
     """
@@ -118,12 +118,7 @@ def check_host_graph(graph: Graph, graphs: CudaGraphs, manifest: Manifest, where
             _refuse(f"{file}: node {index} ({node.label[:60]!r})", f"it is in phase {node.phase}, {wanted}")
         phase = node.phase
     _check_beside(graph, {node.phase: _results(node) for _, node in nodes}, file)
-    phase = 0
-    for index, node in enumerate(graph.nodes):
-        if node.phase not in (phase, phase + 1):
-            wanted = f"wanted {phase} or {phase + 1}, by the node before"
-            _refuse(f"{file}: node {index} ({node.label[:60]!r})", f"it is in phase {node.phase}, {wanted}")
-        phase = node.phase
+    check_phases(graph, file)
 
 
 _Results = tuple[list[int], list[int]]

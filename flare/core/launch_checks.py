@@ -30,9 +30,11 @@ _RESULTS: Mapping[str, Sequence[str]] = {
 _COUNT: Mapping[str, str] = {"step": "tokens", "sample": "rows", "score": "rows"}
 """The name of numbers (i32) that say how many tokens or rows a launch is for."""
 
-_Places = dict[tuple[str, str, int, int, tuple[int, ...]], int]
-"""Places in the weights and in pages: the parameter's name, segment, offset, bytes, and a map's shape and strides. In the order
-of their first use, with the node that uses them first."""
+_Place = tuple[str, str, int, int, tuple[int, ...], tuple[int, ...]]
+"""A place in the weights or in pages: the parameter's name, segment, offset, bytes, and a map's shape and strides."""
+
+_Places = dict[_Place, int]
+"""In the order of their first use, with the node that uses them first."""
 
 
 def check_launches(kind: str, buckets: Sequence[Bucket], graphs: CudaGraphs, limits: Limits, where: str) -> None:
@@ -63,14 +65,20 @@ def _refuse_places(bucket: Bucket, places: _Places, first: _Places, where: str, 
     """Refuses a bucket that uses other weights or pages than the first one, or in another order."""
     for ours, theirs in zip(places, first, strict=False):
         if ours != theirs:
-            found, wanted = (
-                f"{name[:40]}, bytes {offset}..{offset + size} of {segment}"
-                for name, segment, offset, size, _ in (ours, theirs)
-            )
+            found, wanted = (_told(place, as_tensor=ours[1:4] == theirs[1:4]) for place in (ours, theirs))
             what = f"it is the first to use {found}, where {where}[0] uses {wanted}"
             _refuse_node(bucket, places[ours], f"{where}[{index}]", what)
     counts = f"{len(places)} places of weights and pages, {where}[0] uses {len(first)}"
     _refuse(f"{where}[{index}]", f"it uses {counts}")
+
+
+def _told(place: _Place, *, as_tensor: bool) -> str:
+    """A place in words, with its shape and strides where they may be what sets it apart."""
+    name, segment, offset, size, shape, strides = place
+    told = f"{name[:40]}, bytes {offset}..{offset + size} of {segment}"
+    if not as_tensor:
+        return told
+    return f"{told} as {list(shape)} elements in strides of {list(strides)}" if shape else f"{told} as a pointer"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,17 +90,19 @@ class _Launch:
     blocks: int
     same: list[float | None]
 
-    def other_than(self, before: _Launch) -> str | None:
-        """How it is not the same launch in a larger bucket, None where it is. Blocks share the rows, so twice as many rows have
-        twice as many blocks at most; fewer where each does more."""
+    def other_than(self, before: _Launch, names: Sequence[str]) -> str | None:
+        """How it is not the same launch in a larger bucket, None where it is. names: of the kernel's parameters. Blocks share
+        the rows, so twice as many rows have twice as many blocks at most; fewer where each does more."""
         most = before.blocks * -(-self.size // before.size)
         if self.blocks > most:
-            return f"its grid has {self.blocks} blocks, wanted 1 to {most} by the {before.blocks} of the bucket of {before.size}"
+            wanted = f"wanted 1 to {most} by the {before.blocks} of the bucket of {before.size}"
+            return f"its grid has {self.blocks} blocks, {wanted}"
         if self.same != before.same:
             pairs = zip(self.same, before.same, strict=True)
             number, (ours, theirs) = next(each for each in enumerate(pairs) if each[1][0] != each[1][1])
             found, wanted = ("no place in the arena" if value is None else value for value in (ours, theirs))
-            return f"argument {number}: {found}, wanted {wanted}, as in the bucket of {before.size}"
+            said = f"argument {number} ({names[number][:40]}): {found}"
+            return f"{said}, wanted {wanted}, as in the bucket of {before.size}"
         return None
 
 
@@ -148,7 +158,7 @@ class _Launches:
             again = launched[node.kernel, node.label] = launched.get((node.kernel, node.label), 0) + 1
             launch = _Launch(bucket.tokens or bucket.rows, blocks, same)
             before = self.launches.get((node.kernel, node.label, again), launch)
-            if (what := launch.other_than(before)) is not None:
+            if (what := launch.other_than(before, self.names[node.kernel])) is not None:
                 _refuse_node(bucket, index, where, what)
             self.launches[node.kernel, node.label, again] = launch
         for offset in uses.named.keys() - uses.shared:
@@ -175,7 +185,7 @@ class _Launches:
                         raise _Wrong(f"argument {number} ({name}): {arg.value}, wanted {wanted} by the bucket's sizes")
                     uses.counted.add(int(arg.value))
                 continue
-            pointer, shape = (arg, ()) if isinstance(arg, Pointer) else (arg.base, arg.shape + arg.strides)
+            pointer, tensor = (arg, ((), ())) if isinstance(arg, Pointer) else (arg.base, (arg.shape, arg.strides))
             segment, offset = pointer.segment, pointer.offset
             size += pointer.bytes
             same.append(offset if segment == "arena" else None)
@@ -190,7 +200,7 @@ class _Launches:
                 what = f"a place in segment {segment}, which steps alone use"
                 raise _Wrong(f"argument {number} ({name[:40]}): {what}")
             else:
-                uses.places.setdefault((name, segment, offset, pointer.bytes, shape), index)
+                uses.places.setdefault((name, segment, offset, pointer.bytes, *tensor), index)
         return size, same
 
     def end(self, bucket: Bucket, where: str) -> None:

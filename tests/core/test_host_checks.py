@@ -257,6 +257,8 @@ LIES: list[tuple[Change, str]] = [
     (lambda g: beside(g, 1, 2, (0, 576)), "node 1 ('table'): argument 0: bytes 0..576 of arena, which the piece gives in"),
     (lambda g: g["nodes"].pop(3), "node 3 ('piece 2'): it is in phase 4, wanted 2 or 3, by the node before"),
     (lambda g: beside(g, 3, -1), "node 3 ('silu_mul'): it is in phase -1, wanted 2 or 3, by the node before"),
+    (lambda g: beside(g, 0, 1), "node 0 ('piece 0'): it is in phase 1, wanted 0, as the first node"),
+    (lambda g: beside(g, 0, -1), "node 0 ('piece 0'): it is in phase -1, wanted"),
     (lambda g: arg(g, 4, 0).update(bytes=28), "argument 0: 28 bytes of segment arena, wanted 32 of arena"),
     (lambda g: arg(g, 4, 1).update(segment="weights"), "argument 1: 320 bytes of segment weights, wanted 320 of arena"),
     (lambda g: arg(g, 2, 1).update(segment="io"), "argument 1: 1024 bytes of segment io, wanted 1024 of arena"),

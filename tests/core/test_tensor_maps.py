@@ -74,6 +74,9 @@ DEFECTS: list[tuple[Change, str]] = [
     (tensor(segment="host", bytes=64, shape=[1, 8], strides=[16]), "a tensor map of segment host, wanted one of weights"),
     (tensor(segment="kv", bytes=64, shape=[1, 8], strides=[16]), f"{TAKE}a tensor map of segment kv"),
     (tensor(segment="none", bytes=0), f"{TAKE}a null pointer"),
+    (tensor(shape=[50, 144], strides=[288]),
+     "step[1] node 7 ('take'): it is the first to use x, bytes 0..14400 of weights as [50, 144] elements in strides of [288], "
+     "where graphs/cuda-sm_90a.msgpack: step[0] uses x, bytes 0..14400 of weights as [100, 72] elements in strides of [144]"),
     # arguments
     (put(0, pointer("weights", 0, 64), 7), f"{TAKE}a pointer, wanted a tensor map"),
     (put(0, {"kind": "scalar", "type": "i32", "value": 1}, 7), f"{TAKE}a scalar, wanted a tensor map"),

@@ -359,7 +359,7 @@ def test_a_machine_without_a_device_says_what_did_not_run(repository: Path) -> N
 
 
 @pytest.mark.gpu
-@pytest.mark.timeout(1800)  # six exports come first
+@pytest.mark.timeout(1800)  # seven exports come first
 def test_this_machines_device(repository: Path, tmp_path: Path) -> None:
     """All of the check but for the models of its bundle that take long, for the device that is here."""
     from benchmarks.gpu_check.bundle import make_bundle

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from flare.core.manifest import Limits
 from flare.errors import InputError
+from ignition.options import SCORED_ROWS
 from ignition.targets.cuda.kernels.attention_shape import LARGEST_CONTEXT
 from ignition.targets.cuda.kernels.elementwise import elements_size
 from ignition.targets.cuda.kernels.heads import page_size
@@ -27,11 +28,19 @@ def require_pages(limits: Limits, elements: int) -> None:
 def require_elements(limits: Limits, label: str, width: int, rows: str) -> None:
     """Raises InputError for elementwise work over rows of `width` elements, "T" for tokens or "R", of which the largest bucket
     has more than kernels take."""
-    option, most = ("--max-step-tokens", limits.max_step_tokens) if rows == "T" else ("--slots", limits.max_rows)
+    most = limits.max_step_tokens if rows == "T" else limits.max_rows
     size = elements_size(width * most)
-    fit = f"{size.high // width} at most" if rows == "T" else "fewer"
-    if not size.taken:
-        raise InputError(
-            f"{option} is too large: {label} of {most} rows has {size.value} elements, the cuda target takes {size.high} at "
-            f"once; choose {fit}"
-        )
+    if size.taken:
+        return
+    fits = size.high // width
+    given, choice = f"--max-step-tokens is {most}", f"{fits} at most"
+    if rows == "R":
+        given = f"--slots is {limits.slots}"
+        if most > limits.slots:
+            given += f", and --prompt-logprobs adds {most - limits.slots} rows"
+            choice += " without --prompt-logprobs"
+            if fits > SCORED_ROWS:
+                choice = f"{fits - SCORED_ROWS} at most, or {choice}"
+    raise InputError(
+        f"{given}: {label} of {most} rows has {size.value} elements, the cuda target takes {size.high} at once; choose {choice}"
+    )

@@ -13,12 +13,6 @@ from ignition.targets.cuda.kernels import candidates, logprobs, penalties, sampl
 from ignition.targets.cuda.kernels.logit_rows import CHUNK, chunks
 from ignition.targets.cuda.launch import Element, Launch, Pointer
 
-SAMPLE_IO = ("logits", "params", "history", "masks", "explicit_ids", "sampled", "logprobs")
-"""What a sample graph reads and writes."""
-
-SCORE_IO = ("logits", "first", "targets", "wanted", "sampled", "logprobs")
-"""What a score graph reads and writes. `sampled` gets what became of each row: its target, -1 (NaN) or -2 (all are -inf)."""
-
 Scratch = dict[str, tuple[Element, int]]
 
 
@@ -59,7 +53,8 @@ def sample_launches(
     chunk: int = CHUNK,
     capacity: int = candidates.CAPACITY,
 ) -> list[Launch]:
-    """Returns the launches that draw the tokens of the first `rows` rows; `at` has SAMPLE_IO and sample_scratch().
+    """Returns the launches that draw the tokens of the first `rows` rows; `at` has the arrays of KERNEL_ARRAYS["sample"]
+    and of sample_scratch().
 
     Every row is drawn from. One without a request behind it costs least with temperature 0, repetition 1, alternatives -1 and 0
     elsewhere; what is drawn from it means nothing.
@@ -107,10 +102,11 @@ def sample_launches(
 def score_launches(
     at: Mapping[str, Pointer], *, rows: int, all_rows: int, vocabulary: int, chunk: int = CHUNK
 ) -> list[Launch]:
-    """Returns the launches that score `rows` rows from `first` on of the `all_rows` in `logits`; `at` has SCORE_IO and
-    score_scratch().
+    """Returns the launches that score `rows` rows from `first` on of the `all_rows` in `logits`; `at` has the arrays of
+    KERNEL_ARRAYS["score"] and of score_scratch().
 
-    Rows behind the last are left alone, and so are rows whose `wanted` is -1: those between the live ones and `rows`.
+    `sampled` gets what became of each row: its target, -1 (NaN) or -2 (all are -inf). Rows behind the last are left
+    alone, and so are rows whose `wanted` is -1: those between the live ones and `rows`.
     """
     sizes = {"rows": rows, "all_rows": all_rows, "vocabulary": vocabulary, "chunk": chunk}
     return [

@@ -74,12 +74,14 @@ class Sizes:
         return []
 
     def _refusal(self, sizes: Mapping[str, Iterable[Size]]) -> str | None:
-        """Says what the first size is that an architecture does not take, and which architecture where others do."""
+        """Says what the first size is that an architecture does not take, and which ones do not where others do."""
         refused = {name: size for name, some in sizes.items() if (size := _first(some)) is not None}
         if not refused:
             return None
-        name, size = next(iter(refused.items()))
-        target = "the cuda target" if len(refused) == len(sizes) else name
+        size = next(iter(refused.values()))
+        *others, last = (name for name, other in refused.items() if other == size)
+        alike = f"{', '.join(others)} and {last}" if others else last
+        target = "the cuda target" if len(refused) == len(sizes) else alike
         return f"has kernels on {target} only where {size.name} is {size.wanted}, not {size.value}"
 
     def _shape(self, node: Node, place: int) -> tuple[int | str, ...]:

@@ -351,7 +351,7 @@ def test_a_layer_added_to_itself_is_no_residual() -> None:
         (
             {"max_step_tokens": 65_536},
             {"intermediate_size": 32_768},
-            "--max-step-tokens is too large: silu_mul of 65536 rows has 2147483648 elements, the cuda target takes 2147483647 "
+            "--max-step-tokens is 65536: silu_mul of 65536 rows has 2147483648 elements, the cuda target takes 2147483647 "
             "at once; choose 65535 at most",
         ),
     ],
@@ -367,9 +367,24 @@ def test_limits_that_kernels_do_not_take_are_refused_by_their_options(
     assert str(caught.value) == said
 
 
-def test_rows_that_kernels_do_not_take_are_refused_by_the_slots() -> None:
-    limits = structs.replace(LIMITS, max_rows=1024)
-    require_elements(limits, "add", 2**21 - 1, "R")
-    said = "--slots is too large: add of 1024 rows has 2147483648 elements, .* takes 2147483647 at once; choose fewer"
-    with pytest.raises(InputError, match=f"^{said}$"):
-        require_elements(limits, "add", 2**21, "R")
+@pytest.mark.parametrize(
+    ("slots", "max_rows", "width", "given", "choice"),
+    [
+        (1024, 1024, 2**21, "--slots is 1024", "1023 at most"),
+        (1000, 1064, 2**21, "--slots is 1000, and --prompt-logprobs adds 64 rows",
+         "959 at most, or 1023 at most without --prompt-logprobs"),
+        (1, 65, 2**25, "--slots is 1, and --prompt-logprobs adds 64 rows",
+         "63 at most without --prompt-logprobs"),
+        (1000, 1030, 2**21, "--slots is 1000, and --prompt-logprobs adds 30 rows",
+         "959 at most, or 1023 at most without --prompt-logprobs"),
+    ],
+)  # fmt: skip
+def test_rows_that_kernels_do_not_take_are_refused_by_the_options_that_make_them(
+    slots: int, max_rows: int, width: int, given: str, choice: str
+) -> None:
+    limits = structs.replace(LIMITS, slots=slots, max_rows=max_rows)
+    require_elements(limits, "add", (2**31 - 1) // max_rows, "R")
+    elements = f"add of {max_rows} rows has {max_rows * width} elements, the cuda target takes 2147483647 at once"
+    with pytest.raises(InputError) as caught:
+        require_elements(limits, "add", width, "R")
+    assert str(caught.value) == f"{given}: {elements}; choose {choice}"

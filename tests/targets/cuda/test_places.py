@@ -200,6 +200,9 @@ def test_what_one_architecture_does_not_take_none_of_the_core_does() -> None:
     places = find_places(Patterns(graph), sizes, KERNELS)
     why = sized(ROWS, "in [1, 4194240]", 5_000_000, "sm_80")
     assert reasons(graph, cut(graph, places), places) == [f"op linear (1 node, at lm_head.weight) {why}"]
+    for more, told in (("sm_86",), "sm_80 and sm_86"), (("sm_86", "sm_89"), "sm_80, sm_86 and sm_89"):
+        found = find_places(Patterns(graph), sizes_of(graph, "bf16", ("sm_80", *more, "sm_90a")), KERNELS)
+        assert set(found.apart.values()) == {sized(ROWS, "in [1, 4194240]", 5_000_000, told)}
     alone, old, new = (
         lower(graph, sizes.formats, "bf16", LIMITS, name, KERNELS, core)
         for name, core in (("sm_90a", ("sm_90a",)), ("sm_80", both), ("sm_90a", both))

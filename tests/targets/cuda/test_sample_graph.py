@@ -8,12 +8,11 @@ from importlib import import_module
 
 import pytest
 
+from flare.core.launch_checks import KERNEL_ARRAYS
 from flare.replay.cpu import CpuReplay
 from flare.replay.cpu_interface import RowLogprobs, SampleParams
 from ignition.targets.cuda.launch import Launch, Pointer
 from ignition.targets.cuda.sample_graph import (
-    SAMPLE_IO,
-    SCORE_IO,
     sample_launches,
     sample_scratch,
     score_launches,
@@ -31,7 +30,10 @@ def replay() -> Iterator[CpuReplay]:
 
 def launches(rows: int, vocabulary: int) -> dict[str, list[Launch]]:
     """Of both graphs, with the names of their operands as operands."""
-    io = {name: Pointer("f32" if name == "logits" else "i32", name) for name in SAMPLE_IO + SCORE_IO}
+    io = {
+        name: Pointer("f32" if name == "logits" else "i32", name)
+        for name in KERNEL_ARRAYS["sample"] | KERNEL_ARRAYS["score"]
+    }
 
     def over(scratch: dict) -> dict[str, Pointer]:
         return io | {name: Pointer(element, name) for name, (element, _) in scratch.items()}
@@ -50,8 +52,8 @@ def operands(graph: list[Launch]) -> set[str]:
 
 def test_the_graphs_use_all_that_they_ask_for() -> None:
     graphs = launches(8, 151936)
-    assert operands(graphs["sample"]) == {*SAMPLE_IO, *sample_scratch(8, 151936)}
-    assert operands(graphs["score"]) == {*SCORE_IO, *score_scratch(8, 151936)}
+    assert operands(graphs["sample"]) == KERNEL_ARRAYS["sample"] | sample_scratch(8, 151936).keys()
+    assert operands(graphs["score"]) == KERNEL_ARRAYS["score"] | score_scratch(8, 151936).keys()
 
 
 def test_what_a_kernel_is_compiled_from_does_not_depend_on_the_bucket() -> None:
