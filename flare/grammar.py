@@ -69,7 +69,11 @@ def check_lark(definition: str, field: str) -> None:
 
 
 def check_regex(expression: str, field: str) -> None:
-    """Raises RequestError for an expression that ends with a backslash that escapes nothing: the library would drop it."""
+    """Raises RequestError for an expression that ends with a backslash that escapes nothing: the library would drop it.
+
+    One within a comment at the end, under the flag x, is refused too: finding comments would take a reader of Rust's syntax,
+    and whoever writes such a one can leave the backslash out.
+    """
     if (len(expression) - len(expression.rstrip("\\"))) % 2:
         text = (
             f"cannot be compiled as a regular expression at character {len(expression)}: an escape that ends too soon"
@@ -100,7 +104,8 @@ class TextGrammar:
         self.definition = definition
         size = len(definition.encode(errors="replace"))
         if size > MAX_DEFINITION:
-            raise RequestError(f"{field}: {size} bytes of UTF-8, the limit is {MAX_DEFINITION}", param=field)
+            text = f"{field}: {size} bytes of UTF-8, the limit is {MAX_DEFINITION}; send a smaller one"
+            raise RequestError(text, param=field)
         (check_lark if syntax == "lark" else check_regex)(definition, field)
         self._lock = Lock()
         self._renew()

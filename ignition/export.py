@@ -22,6 +22,7 @@ import recipes
 from flare.core.checksums import sha256_bytes
 from flare.core.manifest import (
     FORMAT_VERSION,
+    ID_WANTED,
     MAX_ALTERNATIVES,
     MAX_EXPLICIT_IDS,
     CpuTarget,
@@ -30,6 +31,8 @@ from flare.core.manifest import (
     Logprobs,
     Manifest,
     Model,
+    is_id,
+    shown,
 )
 from flare.core.manifest import Oracle as OracleEntry
 from flare.core.oracle import Deviation
@@ -60,6 +63,11 @@ class Configured:
     limits: Limits
     checkpoint: Checkpoint
     notices: list[str] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """The core's name: that of its source, or else of its checkpoint."""
+        return self.source.name if self.source else self.checkpoint.name
 
 
 def export_core(
@@ -165,8 +173,6 @@ def configure(checkpoint: Checkpoint, named: recipes.Found | None, options: Opti
         raise InputError(
             f"{checkpoint.source}: model_type is {model_type!r}, recipe {recipe.name} takes {', '.join(recipe.model_types)}"
         )
-    if not checkpoint.name.isprintable():
-        raise InputError(f"{checkpoint.name!r}: a core's name must be printable; rename the checkpoint")
     model = recipe.configure(checkpoint.config)
     context = min(model.max_context, options.max_context or model.max_context)
     if options.max_context is not None and options.max_context > model.max_context:
@@ -180,7 +186,13 @@ def configure(checkpoint: Checkpoint, named: recipes.Found | None, options: Opti
         max_step_tokens=options.max_step_tokens,
         max_rows=options.max_rows,
     )
-    return Configured(recipe, model, named.source if named else None, limits, checkpoint, list(checkpoint.notices))
+    source = named.source if named else None
+    configured = Configured(recipe, model, source, limits, checkpoint, list(checkpoint.notices))
+    if not is_id(name := configured.name):
+        raise InputError(
+            f"{shown(name)}: a core's name of {len(name)} characters, wanted {ID_WANTED}; rename the checkpoint"
+        )
+    return configured
 
 
 def capture_step(configured: Configured) -> Graph:
@@ -336,7 +348,7 @@ def model_facts(configured: Configured) -> Model:
     hidden = checkpoint.config.get("hidden_size")
     weights = recipe.weights(model).values()
     return Model(
-        id=configured.source.name if configured.source else checkpoint.name,
+        id=configured.name,
         recipe=recipe.name,
         architecture=str(checkpoint.config.get("model_type")),
         source=Path(checkpoint.source).name if Path(checkpoint.source).exists() else checkpoint.source,

@@ -18,10 +18,11 @@ from pathlib import Path
 import pytest
 
 from flare.core.directory import open_core
-from flare.core.manifest import Logprobs
+from flare.core.manifest import MAX_ID, Logprobs
 from flare.errors import InputError
 from flare.replay.program import runnable_isas
-from ignition.export import export_core
+from ignition.checkpoint import open_checkpoint
+from ignition.export import configure, export_core
 from ignition.options import ISAS, Options
 from ignition.pack import CoreWriter, lay_out_weights
 from recipes.sampling import AUTHORS
@@ -210,12 +211,29 @@ def test_bad_input_is_one_line_and_exit_code_2(
     check_one_line(capfd.readouterr().err, named, tmp_path / "core")
 
 
-def test_a_name_of_two_lines_is_refused_before_anything_is_made(checkpoint: Path, tmp_path: Path) -> None:
-    source = Path(shutil.copytree(checkpoint, tmp_path / "two\nlines"))
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("two\nlines", r"'two\nlines': a core's name of 9 characters"),
+        ("", "'': a core's name of 0 characters"),
+        ("x" * 600, "'" + "x" * 199 + "…: a core's name of 600 characters"),
+    ],
+    ids=["lines", "empty", "long"],
+)
+def test_a_name_that_no_core_can_have_is_refused_before_anything_is_made(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, said: str
+) -> None:
+    named = replace(open_checkpoint(str(checkpoint)), name=name)
+    monkeypatch.setattr("ignition.export.open_checkpoint", lambda source: named)
     with pytest.raises(InputError) as caught:
-        export_core(str(source), tmp_path / "core", FAST)
-    assert str(caught.value) == r"'two\nlines': a core's name must be printable; rename the checkpoint"
+        export_core(str(checkpoint), tmp_path / "core", FAST)
+    assert str(caught.value) == f"{said}, wanted 1 to 512 printable characters; rename the checkpoint"
     assert not (tmp_path / "core").exists()
+
+
+def test_a_name_of_the_greatest_length_is_one_that_cores_have(checkpoint: Path) -> None:
+    named = replace(open_checkpoint(str(checkpoint)), name="x" * MAX_ID)
+    assert configure(named, None, FAST).name == "x" * MAX_ID
 
 
 def test_a_process_says_one_line_too(checkpoint: Path, tmp_path: Path) -> None:

@@ -68,7 +68,16 @@ EXPRESSION = TextGrammar("regex", r"(a|b0?)+\n{0,2}", field="f")
             "(" * 50_000 + "a" + ")" * 50_000,
             "f: cannot be compiled as a regular expression at character 251: ",
         ),
-        ("regex", "a" * (MAX_DEFINITION + 1), f"f: {MAX_DEFINITION + 1} bytes of UTF-8, the limit is {MAX_DEFINITION}"),
+        (
+            "regex",
+            "(?x)a #\\",
+            "f: cannot be compiled as a regular expression at character 8: an escape that ends too soon; correct it",
+        ),
+        (
+            "regex",
+            "a" * (MAX_DEFINITION + 1),
+            f"f: {MAX_DEFINITION + 1} bytes of UTF-8, the limit is {MAX_DEFINITION}; send a smaller one",
+        ),
     ],
 )
 def test_what_cannot_be_compiled(syntax: str, definition: str, said: str) -> None:

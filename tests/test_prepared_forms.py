@@ -1,16 +1,17 @@
-"""The tables for forms of answers: made when the server is idle after its first answer, once, and delaying nobody."""
+"""The tables for forms of answers: made when the server is idle after its first answer, and once."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from threading import Event, current_thread
+from threading import Event, Semaphore, Thread, current_thread
 from typing import Any
 
 import pytest
 
 from flare.constraints import Vocabulary
 from flare.engine import engine as engines
+from flare.runtime import Runtime
 from tests.support.live_server import LiveServer, reply
 
 RAW = "/v1/completions"
@@ -19,14 +20,17 @@ PATIENCE = 20.0
 
 
 class Watched:
-    """The making of tables, which a test may hold up or let fail; `by` are the threads that did it."""
+    """The making of tables, which a test may hold up or let fail; `by` are the threads that did it, `threads` those that the
+    runtime made for it, and `rests` counts how often it was told that nothing runs."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.by: list[str] = []
+        self.threads: list[Thread] = []
+        self.rests = Semaphore(0)
         self.begun, self.may_end, self.ended = Event(), Event(), Event()
         self.may_end.set()
         self.error: Exception | None = None
-        make = Vocabulary._make
+        make, settled = Vocabulary._make, Runtime._settled
 
         def watched(vocabulary: Vocabulary) -> Any:
             self.by.append(current_thread().name)
@@ -39,7 +43,17 @@ class Watched:
             finally:
                 self.ended.set()
 
+        def counted(runtime: Runtime) -> None:
+            settled(runtime)
+            self.rests.release()
+
+        def threaded(**given: Any) -> Thread:
+            self.threads.append(Thread(**given))
+            return self.threads[-1]
+
         monkeypatch.setattr(Vocabulary, "_make", watched)
+        monkeypatch.setattr(Runtime, "_settled", counted)
+        monkeypatch.setattr("flare.runtime.Thread", threaded)
 
 
 @pytest.fixture
@@ -65,9 +79,11 @@ def test_made_once_after_the_first_answer(server: LiveServer, making: Watched) -
     assert not making.by
     for _ in range(2):
         assert ask(server) == "xx"
-        assert making.ended.wait(PATIENCE)
+        assert making.rests.acquire(timeout=PATIENCE)
+    assert making.ended.wait(PATIENCE)
     assert ask(server, **FORM) == "xx"
     assert making.by == ["flare-forms"]
+    assert [(thread.name, thread.daemon) for thread in making.threads] == [("flare-forms", False)]
 
 
 def test_others_are_answered_meanwhile_and_a_form_waits_for_the_same(server: LiveServer, making: Watched) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from ctypes import addressof, c_uint32
+from itertools import islice
 from threading import Lock
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 
 WHITE_SPACE = r"[ \t\r\n]{1,32}"
 """What may stand between the tokens of JSON: a model that finds no end of white space would run to its limit."""
+
+TRIED = 50
+"""Patterns of a schema, alike but for their backslashes, of which each is compiled to find the one at fault: 1 ms each."""
 
 KEPT = 32
 """Constraints whose form is kept: agents send the same one each time."""
@@ -167,10 +171,12 @@ def _uncompilable(error: str, constraint: Constraint) -> RequestError:
         text = uncompiled(constraint.kind, constraint.definition, error)
     elif fault := regex_fault(error):
         # The library quotes the pattern as it was passed on; where it is at fault is told of the one that was sent.
-        sent = patterns(constraint.definition, field)
-        pairs = ((place, text) for place, text in sent if same_expression(fault.expression, without_nul(text)))
-        field, pattern = next(pairs, (field, ""))
-        found = regex_error(pattern)
+        alike: dict[str, str] = {}
+        for place, sent in patterns(constraint.definition, field):
+            if same_expression(fault.expression, without_nul(sent)):
+                alike.setdefault(sent, place)
+        tried = ((place, sent, regex_error(sent)) for sent, place in islice(alike.items(), TRIED))
+        field, pattern, found = next((one for one in tried if one[2]), (field, "", ""))
         text = uncompiled("regex", pattern, found) if found else f"a pattern has {fault.what}; {fault.remedy}"
     else:
         found = next((said for begins, said in _SAID if begins in error), None)

@@ -28,6 +28,9 @@ MAX_EXPLICIT_IDS = 128
 MAX_ID = 512
 """Most characters of a core's name."""
 
+ID_WANTED = f"1 to {MAX_ID} printable characters"
+"""What `is_id` asks of a core's name, for messages."""
+
 _FORMATS = frozenset({"f32", "bf16", "f16", "q8", "q4"})
 
 
@@ -273,7 +276,7 @@ def decode_manifest(data: bytes, name: str = MANIFEST_FILE) -> Manifest:
         raise CoreError(f"{name}: not a core's manifest ({_first_line(error)}); export the core again") from None
     if version != FORMAT_VERSION or isinstance(version, bool):
         raise CoreError(
-            f"{name}: format version {_shown(version)}, this program reads {FORMAT_VERSION}; export the core again"
+            f"{name}: format version {shown(version)}, this program reads {FORMAT_VERSION}; export the core again"
         )
     try:
         manifest = msgspec.json.decode(data, type=Manifest)
@@ -283,7 +286,12 @@ def decode_manifest(data: bytes, name: str = MANIFEST_FILE) -> Manifest:
     return manifest
 
 
-def _shown(value: object) -> str:
+def is_id(name: str) -> bool:
+    """Whether a core can have this name. Exporters ask before they make one."""
+    return 1 <= len(name) <= MAX_ID and name.isprintable()
+
+
+def shown(value: object) -> str:
     """A value of a manifest as errors have it: in one line, of some length at most."""
     text = repr(value)
     return text if len(text) <= 200 else f"{text[:200]}…"
@@ -297,7 +305,7 @@ def _check(manifest: Manifest, name: str) -> None:
     """Checks what types alone cannot say: ranges and references between fields."""
 
     def refuse(field: str, value: object, wanted: str) -> NoReturn:
-        raise CoreError(f"{name}: {field[:200]} is {_shown(value)}, wanted {wanted}; export the core again")
+        raise CoreError(f"{name}: {field[:200]} is {shown(value)}, wanted {wanted}; export the core again")
 
     limits = manifest.limits
     for field in limits.__struct_fields__:
@@ -317,8 +325,8 @@ def _check(manifest: Manifest, name: str) -> None:
         refuse("logprobs.prompt", logprobs.prompt, "false with logprobs.alternatives 0")
     if not 1 <= manifest.model.vocabulary < 2**31:
         refuse("model.vocabulary", manifest.model.vocabulary, "1 to 2^31 - 1")
-    if not 1 <= len(manifest.model.id) <= MAX_ID or not manifest.model.id.isprintable():
-        refuse("model.id", manifest.model.id, f"1 to {MAX_ID} printable characters")
+    if not is_id(manifest.model.id):
+        refuse("model.id", manifest.model.id, ID_WANTED)
     for field in ("layers", "parameters", "hidden_size"):
         value = getattr(manifest.model, field)
         if value is not None and not 0 <= value < 2**48:

@@ -39,10 +39,6 @@ _REFUSED_IMAGE = frozenset(
 )
 
 
-UNKNOWN_RESULT = (KeyError, ValueError)
-"""What bindings raise for a result of a newer driver that they have no name for."""
-
-
 class NoDevice(InputError):
     """No CUDA device can be used here: no bindings, no driver, no device, or none that the core has kernels for, or none that
     can run them. The caller may serve another target of the core instead."""
@@ -55,6 +51,10 @@ class DeviceError(FlareError):
     def __init__(self, message: str, result: str) -> None:
         super().__init__(message)
         self.result = result
+
+
+class _UnknownResult(Exception):
+    """A call of the driver gave a result that the bindings have no name for: a newer driver's. The text is a line about it."""
 
 
 LOST = "the device is lost to this process, start it again"
@@ -289,9 +289,9 @@ class CudaDevice:
     def call(self, function: str, *arguments: Any) -> Any:
         """Calls a function of the driver and returns what it gives besides its result: nothing, one value, or a tuple."""
         try:
-            found = getattr(self.api, function)(*arguments)
-        except UNKNOWN_RESULT as error:  # it may be one that stays
-            self.lost = f"{_unknown(function, error)}; {LOST}"
+            found = _given(self.api, function, *arguments)
+        except _UnknownResult as error:  # it may be one that stays
+            self.lost = f"{error}; {LOST}"
             raise ReplayDead(self.lost) from None
         self._check(function, found)
         return found[1] if len(found) == 2 else found[1:]
@@ -332,8 +332,8 @@ class CudaDevice:
     def _release(self, function: str, handle: Any) -> None:
         """Frees one thing. What a lost context does not free, the end of the process does."""
         if not self.lost:
-            with suppress(*UNKNOWN_RESULT):
-                getattr(self.api, function)(handle)
+            with suppress(_UnknownResult):
+                _given(self.api, function, handle)
 
     def _attribute(self, attribute: Any) -> int:
         return self.call("cuDeviceGetAttribute", attribute, self._handle)
@@ -348,11 +348,11 @@ def open_device(architectures: Iterable[str]) -> CudaDevice:
     offered = list(architectures)
     api = load_bindings()
     try:
-        result = api.cuInit(0)[0]
+        result = _given(api, "cuInit", 0)[0]
     except RuntimeError:
         raise NoDevice("no CUDA driver: libcuda.so.1 does not load; install NVIDIA's driver") from None
-    except UNKNOWN_RESULT as error:
-        raise NoDevice(f"no CUDA device: {_unknown('cuInit', error)}; {_SEE}") from None
+    except _UnknownResult as error:
+        raise NoDevice(f"no CUDA device: {error}; {_SEE}") from None
     if result:
         raise NoDevice(f"no CUDA device: {_described(api, 'cuInit', result)[1]}; {_SEE}")
     version = api.cuDriverGetVersion()[1]
@@ -383,8 +383,19 @@ def _dotted(version: int) -> str:
     return f"{version // 1000}.{version % 1000 // 10}"
 
 
-def _unknown(function: str, error: BaseException) -> str:
-    return f"{function}: a result that this cuda-bindings does not know ({error})"
+def _given(api: ModuleType, function: str, *arguments: Any) -> Any:
+    """Calls a function of the driver and returns what it gives, its result first. Raises _UnknownResult for one without a name.
+
+    For that bindings raise KeyError of the number, or ValueError with the name of the results' enum. They raise ValueError for
+    bad arguments too, which are a fault of the caller's and say nothing about the device: such an error goes through.
+    """
+    try:
+        return getattr(api, function)(*arguments)
+    except (KeyError, ValueError) as error:
+        of_number = isinstance(error, KeyError) and isinstance(error.args[0], int)
+        if not of_number and not str(error).endswith(" is not a valid CUresult"):
+            raise
+        raise _UnknownResult(f"{function}: a result that this cuda-bindings does not know ({error})") from None
 
 
 def _described(api: ModuleType, function: str, result: Any) -> tuple[str, str]:

@@ -66,8 +66,8 @@ class Fewest(NamedTuple):
         length = len(data.translate(None, self.missing)) - marks * len(mark.encode())
         if not self.composes:
             return length
-        ascii = len(data) - len(data.translate(None, _ASCII))
-        return ascii + (length - ascii) // COMPOSED
+        alone = len(data) - len(data.translate(None, _ASCII))
+        return alone + (length - alone) // COMPOSED
 
 
 def measure(
@@ -86,10 +86,10 @@ def measure(
     steps, changes = list(_parts(base.pre_tokenizer)), list(_parts(base.normalizer))
     if any(step["type"] not in _KEEPING or step.get("behavior") == "Removed" for step in steps):
         return None
-    if not all(map(_keeps_length, changes)):
-        return None
     of_bytes = any(step["type"] == "ByteLevel" for step in steps)
     composes = any(change["type"] == "NFC" for change in changes)
+    if not all(_keeps_length(change, composes) for change in changes):
+        return None
     vocabulary = base.get_vocab(with_added_tokens=False)
     missing = bytes(byte for char, byte in byte_of_char.items() if char not in vocabulary and byte not in _NEVER)
     if of_bytes:
@@ -124,9 +124,13 @@ def _parts(part: Any) -> Iterator[dict[str, Any]]:
         pending += found.get("normalizers", []) + found.get("pretokenizers", [])
 
 
-def _keeps_length(change: Mapping[str, Any]) -> bool:
-    """Whether what is known of NFC holds of a normalizer: that it makes texts, and their letters, no fewer than that."""
+def _keeps_length(change: Mapping[str, Any], composes: bool) -> bool:
+    """Whether what is known of NFC holds of a normalizer: that it makes texts, and their letters, no fewer than that.
+    `composes`: beside NFC."""
     if change["type"] != "Replace":
         return change["type"] in ("NFC", "Prepend", "Sequence")
     before, after = change["pattern"].get("String"), change["content"]
-    return before is not None and _letters(before.encode()) == 0 and len(before) <= len(after)
+    if before is None or composes and not after.isascii():
+        return False  # a mark in place of a sign of ASCII would be composed: the sign has no byte of its own then
+    # What is beyond ASCII begins with a letter's byte, so that none of it is replaced by fewer bytes either.
+    return _letters(before.encode()) == 0 and len(before) <= len(after)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from flare.core.manifest import is_id
 from flare.errors import InputError
 from ignition.checkpoint.gguf_fields import Fields, shortest
 from ignition.checkpoint.gguf_file import GgufTensor, read_gguf
@@ -99,7 +100,7 @@ def open_file(path: Path) -> Checkpoint:
     template = fields.text("tokenizer.chat_template", None)
     title = fields.text("general.name", None)
     return Checkpoint(
-        name=title if title and title.isprintable() else path.stem,
+        name=title if title and is_id(title) else path.stem,
         source=str(path),
         config=config,
         tensors=tensors,

@@ -55,6 +55,16 @@ def test_config_and_weights_give_the_original_logits(files: Path, kind: str) -> 
         assert torch.equal(rebuilt(tokens).logits, original(tokens).logits)
 
 
+@pytest.mark.parametrize("title", ["two\nlines", "x" * 600])
+def test_a_file_whose_title_no_core_can_have_is_called_as_it_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, title: str
+) -> None:
+    monkeypatch.setattr(gguf.GGUFWriter, "add_name", lambda writer, _: writer.add_string("general.name", title))
+    path = make_gguf(tmp_path / "plain.gguf", "llama")
+    assert read_gguf(path).metadata["general.name"] == title
+    assert open_checkpoint(path).name == "plain"
+
+
 @pytest.mark.parametrize("encoding", ["f16", "bf16", "q8_0", "q4_0", "q4_1"])
 def test_every_encoding_holds_the_original_rows(files: Path, encoding: str) -> None:
     """Also for queries and keys, whose rows are put back in order block by block."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from time import perf_counter, thread_time
 from typing import Any
 
@@ -211,6 +212,16 @@ def test_what_cannot_be_compiled_is_said_in_our_words(schema: Any, said: str) ->
             "f.properties.a.pattern",
             " at character 1: look-around",
         ),
+        (
+            {"properties": {"a": {"pattern": "a(b"}, "b": {"pattern": r"a\(b"}}},
+            "f.properties.a.pattern",
+            " at character 2: a group",
+        ),
+        (
+            {"properties": {"a": {"pattern": r"a\(b"}, "b": {"pattern": "a(b"}}},
+            "f.properties.b.pattern",
+            " at character 2: a group",
+        ),
         ({"items": {"patternProperties": {"^(?!x)": {}}}}, "f.items.patternProperties.^(?!x)", " at character 2: look"),
         ({"type": "string", "pattern": "a["}, "f.pattern", " at character 2: a class that is not closed"),
         ({"type": "string", "pattern": "[^a]/\n[b-a]"}, "f.pattern", " at character 8: a range whose first"),
@@ -228,3 +239,14 @@ def test_a_pattern_that_is_not_supported_is_refused_by_its_place(schema: Any, pl
         json_mask(schema)
     assert str(caught.value).startswith(f"{place}: cannot be compiled as a regular expression{said}")
     assert caught.value.param == place
+
+
+def test_patterns_alike_are_tried_up_to_a_bound() -> None:
+    """`-` may be escaped or not: there are a thousand ways to write ten of them, and one that is at fault behind them."""
+    alike = ["".join(signs) + "(" for signs in product(["-", r"\-"], repeat=10)]
+    schema = {"anyOf": [{"pattern": "-" * 10 + "("}, *({"pattern": f"{text[:-1]}\\("} for text in alike)]}
+    begun = thread_time()
+    with pytest.raises(RequestError) as caught:
+        json_mask(schema)
+    assert str(caught.value) == "f: a pattern has a group that is not closed; correct it"
+    assert thread_time() - begun < 1

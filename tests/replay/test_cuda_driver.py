@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -298,6 +299,33 @@ def test_unknown_results_at_the_ends(fake: FakeCuda) -> None:
     fake.fail("cuMemFree=12345")
     device.close()
     assert not fake.contexts()
+
+
+@pytest.mark.parametrize(
+    ("error", "unknown"),
+    [
+        (ValueError("12345 is not a valid CUresult"), True),
+        (KeyError(12345), True),
+        (ValueError("12345 is not a valid CUdevice_attribute"), False),
+        (ValueError("byte must be in range(0, 256)"), False),
+        (KeyError("flags"), False),
+    ],
+)
+def test_what_bindings_say_of_arguments_is_no_result(fake: FakeCuda, error: Exception, unknown: bool) -> None:
+    """It is a fault of ours, which the device survives and nothing hides."""
+
+    def raising(*_: Any) -> None:
+        raise error
+
+    device = open_device(ALL)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(device, "api", SimpleNamespace(cuStreamSynchronize=raising, cuMemFreeHost=raising))
+        with nullcontext() if unknown else pytest.raises(type(error)):
+            device.unpin(0)
+        with pytest.raises(ReplayDead if unknown else type(error)) as caught:
+            device.synchronise()
+    assert bool(device.lost) == unknown == (caught.value is not error)
+    device.close()
 
 
 def test_a_failure_that_stays_loses_the_device(fake: FakeCuda) -> None:

@@ -162,6 +162,29 @@ def test_no_bound_where_a_token_may_stand_for_any_text(made: Callable[[], Tokeni
     assert len(tokens.encode(text)) <= 2
 
 
+def replacing(*pairs: tuple[str, str]) -> Wrapped:
+    """Bytes behind Replace of these pairs and NFC, and a token for U+01D6: u, two dots and a line."""
+    chars = {byte: char for char, byte in tokenizer._BYTE_OF_CHAR.items()}
+    pair = tuple(chars[byte] for byte in "\u01d6".encode())
+    base = composed(models.BPE(ALPHABET | {"".join(pair): len(ALPHABET)}, [pair]))
+    base.normalizer = normalizers.Sequence([*(normalizers.Replace(*found) for found in pairs), normalizers.NFC()])
+    return Wrapped(base)
+
+
+def test_what_is_replaced_before_composing_must_stay_ascii() -> None:
+    text = 'u"-' * 3000
+    marks = replacing(('"', "\u0308"), ("-", "\u0304"))
+    assert len(marks.encode(text)) == 3000 and marks.fewest_tokens(text) == 0
+    signs = replacing(('"', "~"), ("-", "--"))
+    assert 3000 < signs.fewest_tokens(text) <= len(signs.encode(text))
+
+
+@pytest.mark.parametrize("sign", ["\u00b7", "\u2581", "\U0001f600"])
+def test_a_sign_beyond_ascii_may_not_become_a_shorter_one(sign: str) -> None:
+    tokens = Wrapped(byte_level(normalizer=normalizers.Replace(sign, "-")))
+    assert tokens.fewest_tokens(sign * 3000) == 0
+
+
 @pytest.mark.parametrize("unknown", [None, "?"])
 def test_bytes_that_the_vocabulary_lacks_are_not_counted(unknown: str | None) -> None:
     """SmolLM2's lacks some control characters, and bytes of planes without characters."""
