@@ -22,7 +22,6 @@ import recipes
 from flare.core.checksums import sha256_bytes
 from flare.core.manifest import (
     FORMAT_VERSION,
-    ID_WANTED,
     MAX_ALTERNATIVES,
     MAX_EXPLICIT_IDS,
     CpuTarget,
@@ -31,10 +30,9 @@ from flare.core.manifest import (
     Logprobs,
     Manifest,
     Model,
-    is_id,
-    shown,
 )
 from flare.core.manifest import Oracle as OracleEntry
+from flare.core.manifest_checks import ID_WANTED, is_id, shown
 from flare.core.oracle import Deviation
 from flare.errors import InputError
 from ignition import __version__

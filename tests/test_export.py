@@ -18,7 +18,8 @@ from pathlib import Path
 import pytest
 
 from flare.core.directory import open_core
-from flare.core.manifest import MAX_ID, Logprobs
+from flare.core.manifest import Logprobs
+from flare.core.manifest_checks import MAX_ID
 from flare.errors import InputError
 from flare.replay.program import runnable_isas
 from ignition.checkpoint import open_checkpoint

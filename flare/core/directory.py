@@ -21,8 +21,8 @@ from flare.core.manifest import (
     CpuTarget,
     CudaTarget,
     Manifest,
-    decode_manifest,
 )
+from flare.core.manifest_checks import decode_manifest
 from flare.errors import CoreError, InputError, NoCore
 
 if TYPE_CHECKING:

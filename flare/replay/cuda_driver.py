@@ -14,29 +14,10 @@ from typing import Any
 
 from flare.core.architectures import architecture_for, kernels_remedy
 from flare.errors import CoreError, FlareError, InputError, ReplayDead
+from flare.replay.cuda_results import FATAL, REFUSED_IMAGE, UnknownResult, described, given
 
 MIN_DRIVER = 12030
 """CUDA version, as the driver writes it, that first has all functions used here: edges with data in cuGraphAddNode."""
-
-# Results after which the context, or the whole process's CUDA, runs nothing any more: those of which the driver's header says
-# that the process must be relaunched, and those that tell that the context, the device or the driver is gone.
-FATAL = frozenset(
-    """
-    CUDA_ERROR_DEINITIALIZED CUDA_ERROR_INVALID_CONTEXT CUDA_ERROR_ECC_UNCORRECTABLE
-    CUDA_ERROR_NVLINK_UNCORRECTABLE CUDA_ERROR_CONTAINED CUDA_ERROR_ILLEGAL_ADDRESS CUDA_ERROR_LAUNCH_TIMEOUT
-    CUDA_ERROR_CONTEXT_IS_DESTROYED CUDA_ERROR_ASSERT CUDA_ERROR_HARDWARE_STACK_ERROR CUDA_ERROR_ILLEGAL_INSTRUCTION
-    CUDA_ERROR_MISALIGNED_ADDRESS CUDA_ERROR_INVALID_ADDRESS_SPACE CUDA_ERROR_INVALID_PC CUDA_ERROR_LAUNCH_FAILED
-    CUDA_ERROR_TENSOR_MEMORY_LEAK CUDA_ERROR_MPS_CLIENT_TERMINATED CUDA_ERROR_EXTERNAL_DEVICE CUDA_ERROR_UNKNOWN
-    """.split()
-)
-
-# Results of loading a cubin that say something about the cubin, or about a driver too old for it.
-_REFUSED_IMAGE = frozenset(
-    """
-    CUDA_ERROR_INVALID_IMAGE CUDA_ERROR_NO_BINARY_FOR_GPU CUDA_ERROR_INVALID_SOURCE CUDA_ERROR_INVALID_PTX
-    CUDA_ERROR_UNSUPPORTED_PTX_VERSION CUDA_ERROR_NOT_FOUND CUDA_ERROR_INVALID_VALUE
-    """.split()
-)
 
 
 class NoDevice(InputError):
@@ -51,10 +32,6 @@ class DeviceError(FlareError):
     def __init__(self, message: str, result: str) -> None:
         super().__init__(message)
         self.result = result
-
-
-class _UnknownResult(Exception):
-    """A call of the driver gave a result that the bindings have no name for: a newer driver's. The text is a line about it."""
 
 
 LOST = "the device is lost to this process, start it again"
@@ -223,7 +200,7 @@ class CudaDevice:
                     # of the function, which nodes launch: a kernel's attribute is another, which a function's overrides
                     self.call("cuFuncSetAttribute", function, limit, shared)
         except DeviceError as error:
-            if error.result not in _REFUSED_IMAGE:
+            if error.result not in REFUSED_IMAGE:
                 raise
             raise CoreError(
                 f"{where}: the driver (CUDA {self.driver_version()}) of {self.name} refuses it: {error}; "
@@ -289,8 +266,8 @@ class CudaDevice:
     def call(self, function: str, *arguments: Any) -> Any:
         """Calls a function of the driver and returns what it gives besides its result: nothing, one value, or a tuple."""
         try:
-            found = _given(self.api, function, *arguments)
-        except _UnknownResult as error:  # it may be one that stays
+            found = given(self.api, function, *arguments)
+        except UnknownResult as error:  # it may be one that stays
             self.lost = f"{error}; {LOST}"
             raise ReplayDead(self.lost) from None
         self._check(function, found)
@@ -314,7 +291,7 @@ class CudaDevice:
             raise self._error(function, result)
 
     def _error(self, function: str, result: Any) -> FlareError:
-        name, message = _described(self.api, function, result)
+        name, message = described(self.api, function, result)
         if name == "CUDA_ERROR_OUT_OF_MEMORY":
             return OutOfMemory(message)
         if name not in FATAL:
@@ -332,8 +309,8 @@ class CudaDevice:
     def _release(self, function: str, handle: Any) -> None:
         """Frees one thing. What a lost context does not free, the end of the process does."""
         if not self.lost:
-            with suppress(_UnknownResult):
-                _given(self.api, function, handle)
+            with suppress(UnknownResult):
+                given(self.api, function, handle)
 
     def _attribute(self, attribute: Any) -> int:
         return self.call("cuDeviceGetAttribute", attribute, self._handle)
@@ -348,13 +325,13 @@ def open_device(architectures: Iterable[str]) -> CudaDevice:
     offered = list(architectures)
     api = load_bindings()
     try:
-        result = _given(api, "cuInit", 0)[0]
+        result = given(api, "cuInit", 0)[0]
     except RuntimeError:
         raise NoDevice("no CUDA driver: libcuda.so.1 does not load; install NVIDIA's driver") from None
-    except _UnknownResult as error:
+    except UnknownResult as error:
         raise NoDevice(f"no CUDA device: {error}; {_SEE}") from None
     if result:
-        raise NoDevice(f"no CUDA device: {_described(api, 'cuInit', result)[1]}; {_SEE}")
+        raise NoDevice(f"no CUDA device: {described(api, 'cuInit', result)[1]}; {_SEE}")
     version = api.cuDriverGetVersion()[1]
     if version < MIN_DRIVER:
         found, least = _dotted(version), _dotted(MIN_DRIVER)
@@ -381,28 +358,6 @@ def open_device(architectures: Iterable[str]) -> CudaDevice:
 
 def _dotted(version: int) -> str:
     return f"{version // 1000}.{version % 1000 // 10}"
-
-
-def _given(api: ModuleType, function: str, *arguments: Any) -> Any:
-    """Calls a function of the driver and returns what it gives, its result first. Raises _UnknownResult for one without a name.
-
-    For that bindings raise KeyError of the number, or ValueError with the name of the results' enum. They raise ValueError for
-    bad arguments too, which are a fault of the caller's and say nothing about the device: such an error goes through.
-    """
-    try:
-        return getattr(api, function)(*arguments)
-    except (KeyError, ValueError) as error:
-        of_number = isinstance(error, KeyError) and isinstance(error.args[0], int)
-        if not of_number and not str(error).endswith(" is not a valid CUresult"):
-            raise
-        raise _UnknownResult(f"{function}: a result that this cuda-bindings does not know ({error})") from None
-
-
-def _described(api: ModuleType, function: str, result: Any) -> tuple[str, str]:
-    """The driver's name of a result, and a line about it. Results newer than the bindings have a number for a name."""
-    name = getattr(result, "name", f"result {result}")
-    text = (api.cuGetErrorString(result)[1] or b"no text").decode(errors="replace")
-    return name, f"{function}: {name}: {text}"
 
 
 def _line(error: BaseException) -> str:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flare.core.manifest import is_id
+from flare.core.manifest_checks import is_id
 from flare.errors import InputError
 from ignition.checkpoint.gguf_fields import Fields, shortest
 from ignition.checkpoint.gguf_file import GgufTensor, read_gguf

@@ -12,7 +12,7 @@ import pytest
 
 from flare.core.cuda_checks import open_cuda_graphs
 from flare.core.directory import open_core, verify_weights
-from flare.core.manifest import decode_manifest
+from flare.core.manifest_checks import decode_manifest
 from flare.errors import CoreError, InputError
 from flare.replay.program import open_replay
 from tests.support.cuda_graphs import add_cuda_target

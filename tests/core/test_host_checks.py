@@ -28,8 +28,8 @@ from flare.core.manifest import (
     KernelLibrary,
     Manifest,
     Weights,
-    decode_manifest,
 )
+from flare.core.manifest_checks import decode_manifest
 from flare.errors import CoreError
 from tests.support.cuda_graphs import LIMITS, VOCABULARY, file_of, make_graphs, make_manifest
 from tests.support.mutations import at, mutations, places, put
