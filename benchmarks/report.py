@@ -74,11 +74,12 @@ def sampling(rows: list[Row]) -> str:
 
 def masks(rows: list[Row]) -> str:
     """A line for each form and vocabulary: what compiling and a token cost, and by how much a decode step of one row with masks
-    takes longer than one without, for the core's own vocabulary (the smaller one)."""
+    takes longer than one without, for the core's own vocabulary (the smaller one). Then what tables took to make."""
     headings = ["compiling, ms", "a token, µs", "the slowest, µs", "a step takes longer by"]
     lines = [f"| form | vocabulary | {' | '.join(headings)} |", f"|---|---:{'|---:' * len(headings)}|"]
     own = min(row["vocabulary"] for row in rows)
-    for vocabulary in unique(row["vocabulary"] for row in rows):
+    widths = unique(row["vocabulary"] for row in rows)
+    for vocabulary in widths:
         for form in unique(row["form"] for row in rows):
             some = pick(rows, form=form, vocabulary=vocabulary)
             figures = [f"{median(some, 'compile_ms'):.1f}"]
@@ -86,7 +87,8 @@ def masks(rows: list[Row]) -> str:
             longer = median(some, "masked_step_us") / median(some, "step_us") - 1 if vocabulary == own else None
             figures.append("" if longer is None else f"{longer:.1%}")
             lines.append(f"| {form} | {vocabulary} | {' | '.join(figures)} |")
-    return "\n".join(lines)
+    made = [f"{width}: {median(pick(rows, vocabulary=width), 'tables_s'):.2f} s" for width in widths]
+    return "\n".join([*lines, "", f"Making a vocabulary's tables, once, took by its size: {', '.join(made)}."])
 
 
 def serving(rows: list[Row]) -> str:

@@ -171,8 +171,8 @@ class Runtime:
 
     def _settled(self) -> None:
         """Has the tables for forms of answers made, once, when nothing runs, so that neither a start nor the first request of a
-        form waits for them. They take a second or more, and hold the interpreter's lock for a part of it: a request that comes
-        just then may wait for that, 0.3 s and 0.5 s in two pieces with 152,000 tokens."""
+        form waits for them. They take a second or more, and hold the interpreter's lock for most of it: a request that comes
+        just then may wait for that."""
         if self._forms and self._preparing is None:
             # No daemon, as the engine's thread is, from which it would come: the library calls Python, and a thread that is
             # taken away there, within native code, crashes the process that ends.

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import json
 import os
 import shutil
 import signal
-import stat
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,9 +22,9 @@ from flare.replay.program import runnable_isas
 from ignition.checkpoint import open_checkpoint
 from ignition.export import configure, export_core
 from ignition.options import ISAS, Options
-from ignition.pack import CoreWriter, lay_out_weights
 from recipes.sampling import AUTHORS
 from tests.support.checkpoints import make_checkpoint
+from tests.test_pack import leftovers
 
 BEST = runnable_isas(ISAS)[0]
 FAST = Options(isas=(BEST,), slots=2, max_step_tokens=16)
@@ -51,10 +48,6 @@ def ignition(*arguments: str, **environment: str) -> subprocess.CompletedProcess
 
 def content(core: Path) -> dict[str, bytes]:
     return {str(path.relative_to(core)): path.read_bytes() for path in sorted(core.rglob("*")) if path.is_file()}
-
-
-def leftovers(folder: Path, core: str = "core") -> list[str]:
-    return [path.name for path in folder.iterdir() if path.name.startswith(f".{core}.")]
 
 
 def test_two_exports_are_equal_byte_for_byte(checkpoint: Path, tmp_path: Path) -> None:
@@ -294,98 +287,6 @@ def test_a_recipe_s_author_settings_reach_the_core(checkpoint: Path) -> None:
     assert opened.defaults == found.defaults and opened.ranges == "open"
 
 
-@pytest.fixture
-def make_core(tmp_path: Path) -> Callable[..., None]:
-    """Writes a directory that is a core by its looks, with `content` in one file."""
-    from flare.core.manifest import MANIFEST_FILE
-
-    class Anything:
-        def encode(self) -> bytes:
-            return b"{}"
-
-    def make(output: Path, content: bytes = b"") -> None:
-        with CoreWriter(output) as writer:
-            writer.add("content", content)
-            writer.commit(Anything())
-        assert (output / MANIFEST_FILE).exists()
-
-    return make
-
-
-def test_an_output_that_is_a_link_replaces_what_it_points_to(tmp_path: Path, make_core: Callable[..., None]) -> None:
-    (tmp_path / "volume").mkdir()
-    (tmp_path / "core").symlink_to(tmp_path / "volume" / "real")
-    for content in (b"one", b"two"):
-        make_core(tmp_path / "core", content)
-        assert (tmp_path / "volume" / "real" / "content").read_bytes() == content
-    assert (tmp_path / "core").is_symlink() and len(list((tmp_path / "volume").iterdir())) == 1
-
-
-@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOSYS, None])
-def test_a_core_is_replaced_where_directories_cannot_be_exchanged(
-    tmp_path: Path, make_core: Callable[..., None], monkeypatch: pytest.MonkeyPatch, number: int | None
-) -> None:
-    class Without:
-        """A C library whose renameat2 fails, or that has none."""
-
-        if number is not None:
-            renameat2 = staticmethod(lambda *arguments: ctypes.set_errno(number) or -1)
-
-    make_core(tmp_path / "core", b"one")
-    monkeypatch.setattr(ctypes, "CDLL", lambda *arguments, **settings: Without())
-    make_core(tmp_path / "core", b"two")
-    assert (tmp_path / "core" / "content").read_bytes() == b"two"
-    assert [path.name for path in tmp_path.iterdir()] == ["core"]
-
-
-def test_only_what_no_export_holds_is_a_leftover(tmp_path: Path, make_core: Callable[..., None]) -> None:
-    (tmp_path / ".core.partial-1").mkdir()  # process 1 lives, perhaps in another container; nobody holds the folder
-    with CoreWriter(tmp_path / "core") as writer:
-        assert leftovers(tmp_path) == [writer.folder.name]
-        make_core(tmp_path / "core")
-        assert leftovers(tmp_path) == [writer.folder.name]
-    assert leftovers(tmp_path) == []
-
-
-def test_files_of_two_targets(tmp_path: Path) -> None:
-    """Folders as deep as names have them, each with a fixed mode whatever the umask, and a file of weights a target."""
-    old = os.umask(0o077)
-    try:
-        with CoreWriter(tmp_path / "core") as writer:
-            for architecture in ("sm_80", "sm_90a"):
-                writer.add(f"kernels/{architecture}/0123456789abcdef.cubin", architecture.encode())
-            for name in ("weights.safetensors", "weights-cuda.safetensors"):
-                writer.add_weights(name, name.encode(), [lambda: b"ab", lambda: b"c"])
-            found = {path.relative_to(writer.folder): path for path in writer.folder.rglob("*")}
-            modes = {stat.S_IMODE(path.stat().st_mode) for path in found.values() if path.is_dir()}
-            assert modes == {0o755} and {str(path) for path in found if found[path].is_dir()} == {
-                "kernels", "kernels/sm_80", "kernels/sm_90a",
-            }  # fmt: skip
-            assert {str(path) for path in found if found[path].is_file()} == set(writer.files)
-            data = (writer.folder / "weights-cuda.safetensors").read_bytes()
-            assert data == b"weights-cuda.safetensors" + b"ab".ljust(64, b"\0") + b"c".ljust(64, b"\0")
-            assert {name for name, entry in writer.files.items() if entry.chunked} == {
-                "weights.safetensors", "weights-cuda.safetensors",
-            }  # fmt: skip
-    finally:
-        os.umask(old)
-
-
-def test_only_the_writer_s_own_errors_are_about_the_output(tmp_path: Path) -> None:
-    def fails() -> bytes:
-        raise OSError(errno.EIO, "a stage's own trouble")
-
-    with pytest.raises(OSError, match="own trouble"), CoreWriter(tmp_path / "core") as writer:
-        writer.add_weights("weights", b"", [fails])
-    with pytest.raises(InputError, match="cannot be written"), CoreWriter(tmp_path / "core") as writer:
-        writer.add("content", b"")
-        writer.add("content", b"")
-    (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="file/core: cannot be written"), CoreWriter(tmp_path / "file" / "core"):
-        pass
-    assert leftovers(tmp_path) == []
-
-
 def test_an_interrupt_is_one_line_and_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     from ignition import cli, export
 
@@ -445,14 +346,3 @@ def test_a_torch_that_does_not_load_is_one_line(tmp_path: Path) -> None:
 def test_a_source_that_is_nothing(source: str, tmp_path: Path) -> None:
     result = ignition("export", source, "-o", str(tmp_path / "core"))
     assert result.returncode == 2 and len(result.stderr.splitlines()) <= 2 and source in result.stderr
-
-
-def test_the_weights_header_is_what_the_safetensors_library_reads(tmp_path: Path) -> None:
-    from safetensors import safe_open
-
-    spans, header = lay_out_weights({"a": 100, "b": 64, "c": 1})
-    assert len(header) % 4096 == 0
-    assert [(span.offset, span.bytes) for span in spans.values()] == [(0, 100), (128, 64), (192, 1)]
-    (tmp_path / "w.safetensors").write_bytes(header + bytes(256))
-    with safe_open(tmp_path / "w.safetensors", "np") as file:
-        assert {name: file.get_tensor(name).nbytes for name in file.keys()} == {"a": 128, "b": 64, "c": 64}  # noqa: SIM118

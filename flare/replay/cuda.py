@@ -93,7 +93,7 @@ class CudaReplay(StepArrays):
             raise
 
     @property
-    def waits(self) -> int:  # type: ignore[override]
+    def waits(self) -> int:
         return self._device.waits
 
     def step(self, n_tokens: int, n_rows: int, meanwhile: Callable[[], None] | None = None) -> None:

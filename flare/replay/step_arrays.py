@@ -51,8 +51,10 @@ class StepArrays:
     RowLogprobs [max_rows].
     """
 
-    waits = 0
-    """Begins and ends of waits for a device: odd while one is under way."""
+    @property
+    def waits(self) -> int:
+        """Begins and ends of waits for a device: odd while one is under way."""
+        return 0
 
     def __init__(self, limits: ReplayLimits, shared: StepArrays | None = None) -> None:
         """Makes the arrays, or takes those of `shared`, which has the same limits."""

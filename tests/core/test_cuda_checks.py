@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +22,24 @@ from flare.core.cuda_graph import (
     decode_cuda_graphs,
     io_arrays,
 )
-from flare.core.manifest import Manifest
 from flare.errors import CoreError
 from flare.replay.cpu_interface import RowLogprobs, SampleParams
 from tests.support.cuda_cubins import ARCHITECTURES, assemble
 from tests.support.cuda_graphs import LIMITS, VOCABULARY, file_of, make_graphs, make_manifest
-
-ARCHITECTURE = "sm_90a"
-WHERE = file_of(ARCHITECTURE)
-Change = Callable[[dict[str, Any]], object]
+from tests.support.graph_defects import (
+    ARCHITECTURE,
+    DOT,
+    FILL,
+    SCALE,
+    WHERE,
+    Change,
+    changed,
+    node,
+    pointer,
+    put,
+    refused,
+    scalar,
+)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -42,64 +50,10 @@ def test_good_graphs_pass_and_survive_their_file(cubins: Path, architecture: Any
     assert decode_cuda_graphs(graphs.encode(), "g").encode() == graphs.encode()
 
 
-def changed(graphs: CudaGraphs, change: Change) -> CudaGraphs:
-    plain = msgspec.to_builtins(graphs)
-    change(plain)
-    return msgspec.convert(plain, CudaGraphs)
-
-
-def refused(graphs: CudaGraphs, files: dict[str, bytes], manifest: Manifest | None = None, where: str = WHERE) -> str:
-    with pytest.raises(CoreError) as caught:
-        check_cuda_graphs(graphs, manifest or make_manifest(ARCHITECTURE), files, where)
-    message = str(caught.value)
-    assert message.startswith(f"{where}: ") and message.endswith("; export the core again")
-    assert "\n" not in message and len(message) < 400
-    return message
-
-
-def node(graphs: dict[str, Any], index: int, kind: str = "step", bucket: int = 1) -> dict[str, Any]:
-    return graphs[kind][bucket]["nodes"][index]
-
-
-def arg(graphs: dict[str, Any], number: int, index: int = 6) -> dict[str, Any]:
-    return node(graphs, index)["args"][number]
-
-
-def pointer(segment: str, offset: int, size: int) -> dict[str, Any]:
-    return {"kind": "pointer", "segment": segment, "offset": offset, "bytes": size}
-
-
-def scalar(kind: str, value: float) -> dict[str, Any]:
-    return {"kind": "scalar", "type": kind, "value": value}
-
-
-def put(number: int, value: dict[str, Any], index: int = 6) -> Change:
-    """Replaces an argument: of a scaling (6: source, target, count, factor, scratch) or a product (5)."""
-    return lambda g: node(g, index)["args"].__setitem__(number, value)
-
-
-def named(old: str, new: str, *values: int) -> Change:
-    """Renames a parameter of the scaling; values: what its argument 2 is then in a step's first and second bucket."""
-
-    def change(g: dict[str, Any]) -> None:
-        g["kernels"][0]["signature"] = {new if k == old else k: v for k, v in g["kernels"][0]["signature"].items()}
-        for bucket, value in enumerate(values):
-            arg_of = g["step"][bucket]["nodes"][6]["args"]
-            arg_of[2] = scalar("i32", value)
-
-    return change
-
-
 def swap(g: dict[str, Any], kind: str) -> None:
     g[kind][0], g[kind][1] = g[kind][1], g[kind][0]
 
 
-STEP, SCALE, DOT, FILL = (
-    r"step\[1\] node ",
-    r"step[1] node 6 ('scale')",
-    "step[1] node 5 ('dot')",
-    "step[1] node 4 ('clear')",
-)
 DEFECTS: list[tuple[Change, str]] = [
     # arguments
     (lambda g: node(g, 6)["args"].pop(), f"{SCALE}: it has 5 arguments, its kernel takes 6"),
@@ -199,42 +153,6 @@ DEFECTS: list[tuple[Change, str]] = [
     (lambda g: g["sample"].pop(), "sample: its buckets hold [1] rows, wanted ascending ones up to 2"),
     (lambda g: g["sample"][0].update(tokens=1), "sample[0]: it holds 1 tokens, wanted none"),
     (lambda g: g["score"].clear(), "score: its buckets hold [] rows, wanted ascending ones up to 2"),
-    # launches of a bucket and of all buckets
-    (put(1, pointer("io", 320, 256)), f"{SCALE}: argument 1 (y): 256 bytes of logits, wanted 320"),
-    (put(1, pointer("io", 384, 64)), "argument 1 (y): byte 384 of segment io, wanted the place of one of logits, page_table"),
-    (lambda g: put(1, g["io"]["history"])(g), "argument 1 (y): the place of history, wanted one of logits, page_table"),
-    (lambda g: put(1, g["io"]["slots"])(g), "step[1]: no kernel of it is given logits"),
-    (named("x", "positions"),
-     "step[0] node 6 ('scale'): argument 0 (positions): byte 0 of segment arena, wanted the place of positions"),
-    (named("y", "rows"), "step[0] node 6 ('scale'): argument 1 (rows): the place of logits, wanted that of rows"),
-    (named("n", "tokens", 1, 2), "step[1]: its launches are for 2 tokens, wanted 4 in one of them"),
-    (named("n", "tokens", 1, 3), f"{SCALE}: argument 2 (tokens): 3, wanted 4 or 2 by the bucket's sizes"),
-    (lambda g: g["score"][0]["nodes"].clear(), "score[0]: no kernel of it is given logprobs"),
-    (lambda g: node(g, 0, "sample")["args"].__setitem__(1, g["io"]["params"]), "sample[1]: no kernel of it is given sampled"),
-    (lambda g: node(g, 0, "sample")["args"].__setitem__(1, g["io"]["tokens"]),
-     "sample[1] node 0 ('draw'): argument 1 (b): the place of tokens, wanted one of explicit_ids, history, logits, logprobs"),
-    (lambda g: node(g, 0, "sample")["args"].__setitem__(1, pointer("weights", 0, 64)),
-     "sample[1] node 0 ('draw'): argument 1 (b): a place in segment weights, which steps alone use"),
-    (lambda g: node(g, 6).update(grid=[4096, 1, 1]),
-     f"{SCALE}: its grid has 4096 blocks, more than its arguments have bytes, 640"),
-    (lambda g: node(g, 6).update(grid=[65535, 65535, 1]), f"{SCALE}: its grid has 4294836225 blocks"),
-    (lambda g: node(g, 6).update(grid=[5, 1, 1]), f"{SCALE}: its grid has 5 blocks, wanted 1 to 4 by the 1 of the bucket of 1"),
-    (put(0, pointer("arena", 64, 320)), f"{SCALE}: argument 0 (x): 64, wanted 0, as in the bucket of 1"),
-    (put(0, pointer("weights", 64, 320)), f"{SCALE}: argument 0 (x): no place in the arena, wanted 0, as in the bucket of 1"),
-    (put(3, scalar("f32", 0.25)), f"{SCALE}: argument 3 (factor): 0.25, wanted 0.5, as in the bucket of 1"),
-    (lambda g: [each["nodes"][6]["args"][0].update(offset=64) for each in g["step"]],
-     "step[0] node 6 ('scale'): it alone names byte 64 of the arena"),
-    (lambda g: node(g, 4)["target"].update(offset=128), f"{FILL}: it alone names byte 128 of the arena"),
-    (put(0, pointer("weights", 64, 8192), 5),
-     f"{DOT}: it is the first to use a, bytes 64..8256 of weights, where {WHERE}: step[0] uses a, bytes 0..8192 of weights"),
-    (put(1, pointer("kv", 64, 64), 5),
-     f"{DOT}: it is the first to use b, bytes 64..128 of kv, where {WHERE}: step[0] uses b, bytes 0"),
-    (lambda g: node(g, 6).update(label="other") or put(0, pointer("weights", 0, 64))(g),
-     f"step[1]: it uses 3 places of weights and pages, {WHERE}: step[0] uses 2"),
-    (lambda g: node(g, 6).update(after=[{"node": 3}]), f"{DOT}: no node waits for it, and node 6 ends the graph"),
-    (lambda g: node(g, 5).update(after=[{"node": 3}]), f"{FILL}: no node waits for it, and node 6 ends the graph"),
-    (lambda g: g["score"][0]["nodes"].append(node(g, 0, "score", 0)),
-     "score[0] node 0 ('scale'): no node waits for it, and node 1"),
     # io
     (lambda g: g["io"].pop("first"), "io: 'first' is missing"),
     (lambda g: g["io"].pop("host.masks"), "io: 'host.masks' is missing"),

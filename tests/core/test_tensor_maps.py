@@ -16,10 +16,10 @@ from flare.core.cuda_checks import check_cuda_graphs
 from flare.core.cuda_graph import Box, Pointer, TensorMap, decode_cuda_graphs
 from flare.core.tensor_maps import MAX_BOX, MAX_RANK, MAX_STRIDE, SEGMENTS, MapType
 from flare.errors import CoreError
-from tests.core.test_cuda_checks import Change, arg, changed, pointer, put, refused
 from tests.support.cuda_cubins import ARCHITECTURES, MAPPED, cubin, metadata
 from tests.support.cuda_graphs import file_of, make_graphs, make_kernel, make_manifest, with_map
 from tests.support.fake_cuda.library import header
+from tests.support.graph_defects import Change, arg, changed, pointer, put, refused
 
 ARCHITECTURE = "sm_90a"
 TAKE, KERNEL = "step[1] node 7 ('take'): argument 0: ", "kernel 2 ('cuda_kernels.take'): "
