@@ -137,7 +137,7 @@ class CudaDevice:
     def close(self) -> None:
         """Frees everything, when the work under way is done. Closing twice is fine, and so is closing a lost context."""
         if self.context is not None and not self.lost:
-            with suppress(FlareError):
+            with suppress(FlareError):  # nobody waits for what runs any more, so its failure is nobody's
                 self.call("cuCtxSetCurrent", self.context)
                 if self.stream is not None:
                     self.synchronise()
@@ -309,7 +309,7 @@ class CudaDevice:
     def _release(self, function: str, handle: Any) -> None:
         """Frees one thing. What a lost context does not free, the end of the process does."""
         if not self.lost:
-            with suppress(UnknownResult):
+            with suppress(UnknownResult):  # as other results of freeing, which are not looked at
                 given(self.api, function, handle)
 
     def _attribute(self, attribute: Any) -> int:
