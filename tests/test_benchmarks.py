@@ -62,11 +62,13 @@ def test_prompts_are_compared_within_a_round() -> None:
 def test_masks_make_the_core_s_own_decode_steps_longer() -> None:
     figures = {"form": "any object", "compile_ms": 1.25, "slowest_us": 800.0}
     steps = {"step_us": 2000.0, "masked_step_us": 2050.0}
-    rows = [figures | steps | {"vocabulary": 10, "token_us": us} for us in (10.0, 50.0, 60.0)]
-    rows.append(figures | {"vocabulary": 30, "token_us": 70.0})
+    rows = [figures | steps | {"vocabulary": 10, "tables_s": 0.25, "token_us": us} for us in (10.0, 50.0, 60.0)]
+    rows.append(figures | {"vocabulary": 30, "tables_s": 1.5, "token_us": 70.0})
     assert report.masks(rows).splitlines()[2:] == [
         "| any object | 10 | 1.2 | 50 | 800 | 2.5% |",
         "| any object | 30 | 1.2 | 70 | 800 |  |",
+        "",
+        "Making a vocabulary's tables, once, took by its size: 10: 0.25 s, 30: 1.50 s.",
     ]
 
 
